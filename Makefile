@@ -1,0 +1,27 @@
+# Two commands on a fresh machine with Python 3.11: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready  ## six methods on the digits inside scikit-learn, three seeds: a table and a figure
+	$(BIN)/fedveca compare digits-case3 --seeds 3
+
+test: .venv/ready  ## everything: lint, types, all tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+check: .venv/ready  ## the quick round, in under two minutes
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m 'not slow' -n 2
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,149 @@
+"""Time the four jobs on our engine, on the plain loop and on every peer: python benchmarks/speed.py --data DIR.
+
+Engines take turns within each pass, so that a ratio to the plain loop compares neighbours in time.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from chart import draw
+from engines import ENGINES, HERE, prepare, versions
+from jobs import JOBS
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+Record = dict[str, object]
+
+
+def machine() -> Record:
+    """What the timings were taken on."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": next((line.split(": ")[1] for line in info if line.startswith("model name")), platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages / 2**30),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def time_once(name: str, python: Path, job: str, data: Path, limit: float) -> Record:
+    """One run in a process of its own; what it printed, or why it printed nothing."""
+    engine = ENGINES[name]
+    command = [python, "-m", f"peers.{engine.module}", job, "--data", data, *engine.options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=HERE, env=os.environ | QUIET, start_new_session=True, **pipes)
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"error": f"stopped after {limit:.0f} s"}
+    lines = [line for line in out.splitlines() if line.startswith('{"job"')]
+    if process.returncode or not lines:
+        return {"error": (err.strip().splitlines() or ["no output"])[-1][:300]}
+    return json.loads(lines[-1])
+
+
+def summary(runs: list[Record]) -> list[Record]:
+    """Medians of each job and engine; ratios and loss drops are to the plain loop in the same pass."""
+    done = {(run["pass"], run["job"], run["engine"]): run for run in runs if "seconds" in run}
+    rows = []
+    for job in dict.fromkeys(run["job"] for run in runs):
+        for engine in dict.fromkeys(run["engine"] for run in runs):
+            mine = {p: run for (p, j, e), run in done.items() if (j, e) == (job, engine)}
+            if not mine:
+                continue
+            row = {key: median(run[key] for run in mine.values()) for key in ("seconds", "setup", "memory")}
+            pairs = [(run, done[p, job, "plain"]) for p, run in mine.items() if (p, job, "plain") in done]
+            if pairs:
+                row["ratio"] = median(run["seconds"] / plain["seconds"] for run, plain in pairs)
+                row["drop"] = median(fall(run) / fall(plain) for run, plain in pairs)
+            rows.append({"job": job, "engine": engine, "passes": len(mine)} | row)
+    return rows
+
+
+def fall(run: Record) -> float:
+    """How far the probe's loss fell."""
+    before, after = run["loss"]
+    return before - after
+
+
+def table(rows: list[Record], absent: list[Record]) -> str:
+    """The summary as text; `drop` is the fall of the loss relative to the plain loop's: about 1 if all steps ran."""
+    lines = [f"{'job':10}{'engine':14}{'seconds':>9}{'x plain':>9}{'MB':>7}{'set-up':>8}{'drop':>6}"]
+    for row in rows:
+        ratio, drop = (f"{row[key]:.{n}f}" if key in row else "-" for key, n in (("ratio", 3), ("drop", 2)))
+        lines.append(
+            f"{row['job']:10}{row['engine']:14}{row['seconds']:9.3f}{ratio:>9}{row['memory']:7.0f}"
+            f"{row['setup']:8.1f}{drop:>6}"
+        )
+    return "\n".join(lines + [f"absent: {a['engine']} {a['job']}: {a['reason']}" for a in absent])
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=os.environ.get("FEDVECA_DATA"), help="folder of MNIST's gzipped idx files")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="JOB")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="ENGINE")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=900, help="seconds that one run may take")
+    parser.add_argument("--out", type=Path, help="write machine, versions and every timing here, as JSON")
+    parser.add_argument("--figure", type=Path, help="draw the medians here, as SVG")
+    given = parser.parse_args()
+    if given.data is None:
+        parser.error("say where MNIST is: --data DIR or FEDVECA_DATA")
+    return given
+
+
+def main() -> None:
+    """Make the environments, take the passes, show the medians."""
+    given = options()
+    data = Path(given.data).resolve()
+    runs: list[Record] = []
+    absent: list[Record] = []
+    pythons: dict[str, Path] = {}
+    for name in given.engines:
+        if not (HERE / "peers" / f"{ENGINES[name].module}.py").exists():
+            continue
+        try:
+            pythons[name] = prepare(name)
+        except subprocess.CalledProcessError:
+            absent += [{"engine": name, "job": job, "reason": "does not install"} for job in given.jobs]
+    for name in pythons:
+        known = ENGINES[name].absent
+        absent += [{"engine": name, "job": job, "reason": known[job]} for job in given.jobs if job in known]
+    result = {
+        "machine": machine(),
+        "versions": {name: versions(name, python) for name, python in pythons.items()},
+        "jobs": [JOBS[job]._asdict() for job in given.jobs],
+        "absent": absent,
+        "runs": runs,
+    }
+    for number in range(given.passes):
+        for job in given.jobs:
+            for name, python in pythons.items():
+                if job in ENGINES[name].absent:
+                    continue
+                run = time_once(name, python, job, data, given.limit)
+                runs.append({"pass": number, "engine": name, "job": job} | run)
+                print(f"pass {number + 1}: {json.dumps(runs[-1])}", file=sys.stderr, flush=True)
+        result["summary"] = summary(runs)
+        if given.out:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result["summary"], absent))
+    if given.figure:
+        draw(result["summary"], given.figure)
+
+
+if __name__ == "__main__":
+    main()

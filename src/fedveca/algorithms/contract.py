@@ -1,0 +1,72 @@
+"""What a federated method is: pure functions between an order, a client's steps and a report."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+Named = dict[str, Tensor]
+
+
+class Order(NamedTuple):
+    """Server -> every client of the round."""
+
+    w: Tensor  # [P] w_k
+    aux: Named  # [P] each: SCAFFOLD's c
+
+
+class Report(NamedTuple):
+    """Clients -> server, already gathered: vectors as means only, numbers one by one."""
+
+    mean: Named  # [P] each: sum_i p_i v_i over the n clients that answered
+    each: Named  # [n] each: one number a client (tau, loss, beta, spread)
+    mass: float  # share of all rows that answered: sum of D_i / D
+
+
+class Model(NamedTuple):
+    """The least a server carries."""
+
+    w: Tensor  # [P] w_k
+    tau: Tensor  # [N] int64: local steps of each client's next round
+
+
+class Algorithm(Protocol):
+    """Hyperparameters in a frozen dataclass; everything that changes is passed in and out.
+
+    The client's functions work along the last axis: a vector is [..., P], a number [..., 1], and what
+    stands in front is one client or many at once. So they reduce with dim=-1, keepdim=True, and never
+    branch on a tensor's value. A method defines `update` and `finish`; the rest stands here as plain
+    local SGD without memory.
+    """
+
+    lr: float  # eta
+    needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
+
+    # server
+
+    def init(self, w: Tensor, tau: Tensor) -> Any:
+        return Model(w, tau)
+
+    def order(self, state: Any) -> Order:
+        return Order(state.w, {})
+
+    def update(self, state: Any, ids: Tensor, p: Tensor, report: Report) -> tuple[Any, Named]:
+        """The next state, and what to record: numbers [] of the round or [n] of its clients."""
+        ...
+
+    # one client
+
+    def memory(self, w: Tensor) -> Named:
+        """What a client that was never seen remembers."""
+        return {}
+
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Any:
+        return ()
+
+    def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:
+        return w - self.lr * g, s  # (1)
+
+    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        """Vectors for the mean, numbers for the server, memory for the client's next round."""
+        ...

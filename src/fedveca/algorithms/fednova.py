@@ -1,0 +1,24 @@
+"""FedNova (Wang et al. 2020): directions are averaged per local step, equation (6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
+
+
+@dataclass(frozen=True)
+class FedNova(Algorithm):
+    """w_(k+1) = w_k - eta tau_k d_k, tau_k = sum_i p_i tau_i, d_k = sum_i p_i G_i, G_i a mean gradient."""
+
+    lr: float
+
+    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+        tau_k = float(p @ report.each["tau"])  # the arithmetic mean: dividing once more is a common error
+        return state._replace(w=state.w - self.lr * tau_k * report.mean["G"]), {}  # (6)
+
+    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        return {"G": (order.w - w) / (self.lr * tau)}, {}, {}

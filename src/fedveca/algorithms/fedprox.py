@@ -1,0 +1,28 @@
+"""FedProx (Li et al. 2020): FedAvg whose steps are pulled back towards w_k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
+from fedveca.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """Every client minimises F_i(w) + mu/2 |w - w_k|^2; mu = 0 is FedAvg."""
+
+    lr: float
+    mu: float = 0.1
+
+    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+        return FedAvg(self.lr).update(state, ids, p, report)
+
+    def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:
+        return w - self.lr * (g + self.mu * (w - order.w)), s
+
+    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        return FedAvg(self.lr).finish(order, s, w, tau)

@@ -1,0 +1,86 @@
+"""FedVeca (Luo et al. 2024): FedNova's average, and every client's tau set from its own gradients.
+
+One trip a round. The paper's second exchange (A1.14-15, A2.14-19) only brings |grad F(w_(k-1))|^2
+to the clients, which is the same for all and so can be divided by at the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.control import control
+
+
+def norm(v: Tensor) -> Tensor:
+    """[..., P] -> [..., 1]."""
+    return torch.linalg.vector_norm(v, dim=-1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class Vectorized(NamedTuple):
+    w: Tensor  # [P] w_k
+    tau: Tensor  # [N] tau_(k,i)
+    k: Tensor  # [] int64: rounds done
+    w_last: Tensor  # [P] w_(k-1)
+    grad_last: Tensor  # [P] grad F(w_(k-1))
+    L: Tensor  # [] float64: max over rounds of L_(k-1), 0 while unknown
+
+
+class Walk(NamedTuple):
+    g0: Tensor  # [P] grad F_i(w_k)
+    lam: Tensor  # [1] lambda, the step about to be taken
+    far: Tensor  # [1] |w_k - w_lambda|
+    beta: Tensor  # [1] the largest so far
+    spread: Tensor  # [1] delta's numerator over (lambda + 1), the largest so far
+
+
+@dataclass(frozen=True)
+class FedVeca(Algorithm):
+    """tau_(k+1,i) = floor(A_i / (A_i - alpha min A)), A_i = eta beta_i^2 delta_i: (16)."""
+
+    lr: float
+    alpha: float = 0.95
+    tau_max: int = 50
+    needs_gradient: ClassVar[bool] = True
+
+    def init(self, w: Tensor, tau: Tensor) -> Vectorized:
+        zero = torch.zeros((), dtype=torch.float64)
+        return Vectorized(w, tau, torch.zeros((), dtype=torch.int64), w, torch.zeros_like(w), zero)
+
+    def update(self, state: Vectorized, ids: Tensor, p: Tensor, report: Report) -> tuple[Vectorized, Named]:
+        grad = report.mean["grad"]  # (9) grad F(w_k)
+        tau_k = float(p @ report.each["tau"])  # (6)
+        w = state.w - self.lr * tau_k * report.mean["G"]  # (6)
+        tau, seen = state.tau, Named()
+        if state.k > 0:  # A1.13
+            beta, spread = report.each["beta"].double(), report.each["spread"].double()
+            delta = spread / state.grad_last.norm().double().cpu() ** 2  # A2.17
+            tau = tau.clone()
+            tau[ids] = control(beta**2 * spread, self.alpha, self.tau_max)  # (16); what is common cancels
+            seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
+            seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
+            L = (grad - state.grad_last).norm() / (state.w - state.w_last).norm()  # A1.19, known one round early
+        else:
+            L = grad.norm() / state.w.norm()  # A1.17
+        L = L.double().cpu()
+        L = torch.maximum(state.L, L) if torch.isfinite(L) else state.L  # A1.21; 0/0 after a rejected round
+        return Vectorized(w, tau, state.k + 1, state.w, grad, L), seen
+
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
+        zero = torch.zeros_like(g0[..., :1])
+        return Walk(g0, zero, zero, zero, zero)
+
+    def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
+        beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15; lambda = 0 is 0/0
+        w = w - self.lr * g  # (1)
+        far = norm(order.w - w)  # eta |sum of the gradients up to lambda|
+        spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17
+        return w, Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread))
+
+    def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        G = (order.w - w) / (self.lr * tau)  # (6)
+        return {"G": G, "grad": s.g0}, {"beta": s.beta, "spread": s.spread}, {}

@@ -1,0 +1,49 @@
+"""SCAFFOLD (Karimireddy et al. 2020), Option II, for F = sum_i p_i F_i."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+
+
+class Corrected(NamedTuple):
+    w: Tensor  # [P] w_k
+    tau: Tensor  # [N] local steps of each client
+    c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""
+
+    lr: float
+
+    def init(self, w: Tensor, tau: Tensor) -> Corrected:
+        return Corrected(w, tau, torch.zeros_like(w))
+
+    def order(self, state: Corrected) -> Order:
+        return Order(state.w, {"c": state.c})
+
+    def update(self, state: Corrected, ids: Tensor, p: Tensor, report: Report) -> tuple[Corrected, Named]:
+        w = state.w - self.lr * report.mean["G"]
+        c = state.c + report.mass * report.mean["dc"]  # the absent keep their c_i
+        return state._replace(w=w, c=c), {}
+
+    def memory(self, w: Tensor) -> Named:
+        return {"c": torch.zeros_like(w)}
+
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
+        return memory["c"]
+
+    def step(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return w - self.lr * (g - s + order.aux["c"]), s
+
+    def finish(self, order: Order, s: Tensor, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        G = (order.w - w) / self.lr
+        dc = G / tau - order.aux["c"]  # c_i+ - c_i, Option II
+        return {"G": G, "dc": dc}, {}, {"c": s + dc}

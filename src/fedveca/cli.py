@@ -1,0 +1,137 @@
+"""The command line: wires, computes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedveca.version import __version__
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0, 1 for a run that could not go on, 2 for bad input, 130 for Ctrl-C."""
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.command(args)
+        return code
+    except (ValueError, OSError) as error:
+        print(f"fedveca: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedveca: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedveca", description="Federated Vectorized Averaging: run, compare and deploy federated methods.",
+        epilog="`fedveca list` shows every method, data set, model, partition, preset and setting.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedveca {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=function)
+        return sub
+
+    def takes_experiment(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("words", nargs="*", metavar="[PRESET] key=value ...", help="a preset, then settings")
+
+    def takes_run(sub: argparse.ArgumentParser) -> None:
+        takes_experiment(sub)
+        sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
+        sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+        sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
+
+    takes_run(command("run", _run, "Run one experiment (preset digits-case3 unless named)."))
+    compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
+    takes_run(compare)
+    compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    takes_experiment(command("partition", _partition, "Show how many rows of each label every client owns."))
+    command("list", _list, "Show methods, data, models, partitions, presets and every setting.")
+    data = command("data", _data, "Fetch a data set and check every byte of it.")
+    data.add_argument("action", choices=("get",))
+    data.add_argument("name", metavar="NAME")
+    data.add_argument("--data-dir", default="", metavar="DIR", help="folder that may hold it already")
+    return parser
+
+
+def _experiment(words: list[str]) -> tuple[str, Any]:
+    from fedveca.runs.experiment import Experiment, parse, preset
+
+    named = words[0] if words and "=" not in words[0] else "digits-case3"
+    settings = words[1:] if words and "=" not in words[0] else words
+    return Path(named).stem, Experiment(**(preset(named) | parse(settings)))
+
+
+def _out(given: Path | None, name: str) -> Path:
+    """The named folder, or the first free one under runs/."""
+    if given:
+        return given
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
+
+
+def _run(args: argparse.Namespace) -> int:
+    from fedveca.runs.run import run
+    from fedveca.views.terminal import Screen
+
+    name, experiment = _experiment(args.words)
+    out = _out(args.out, f"{name}-{experiment.method}")
+    with Screen(args.quiet) as screen:
+        done = run(experiment, out, device=args.device, watch=screen.run(experiment))
+        screen.summary(done)
+    return 1 if "stopped" in done.summary else 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from fedveca.runs.compare import compare, table
+    from fedveca.views.figures import curves
+    from fedveca.views.terminal import Screen
+
+    if args.seeds < 1:
+        raise ValueError(f"--seeds {args.seeds} is out of range; allowed: >= 1")
+    name, experiment = _experiment(args.words)
+    out = _out(args.out, f"{name}-compare")
+    with Screen(args.quiet) as screen:
+        runs = compare(experiment, args.seeds, out, device=args.device, started=screen.run)
+        for suffix in ("svg", "png"):
+            curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
+        screen.table(table(runs), name)
+        screen.say(f"figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
+    return 0
+
+
+def _partition(args: argparse.Namespace) -> int:
+    from fedveca.runs.experiment import build
+    from fedveca.tasks.partition import label_counts
+    from fedveca.views.terminal import Screen
+
+    _, experiment = _experiment(args.words)
+    built = build(experiment)
+    with Screen() as screen:
+        screen.partition(label_counts(built.shares, built.data.y, built.data.classes))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from fedveca.views.terminal import Screen
+
+    with Screen() as screen:
+        screen.settings()
+    return 0
+
+
+def _data(args: argparse.Namespace) -> int:
+    from fedveca.tasks.fetch import get
+
+    print(get(args.name, args.data_dir))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""All chance as a pure function of (seed, round, client): no generator, so nothing to save or to keep in step.
+
+The bits are splitmix64's, in wrapping int64 arithmetic, so that every device draws the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _signed(x: int) -> int:
+    return (x & (2**64 - 1)) - (2**64 if x & 2**63 else 0)
+
+
+_STEP, _MIX1, _MIX2 = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    low: int = 2 ** (64 - by) - 1
+    return (x >> by) & low  # logical, where >> on int64 keeps the sign
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def _key(seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] int64: one stream for each client of the round."""
+    key = _mix(torch.full_like(ids, _signed(seed * 2 + 1)))
+    return _mix(_mix(key + k) + ids)
+
+
+def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int) -> Tensor:
+    """[n, steps, batch] int64: which of its own rows each client takes at each step, with replacement."""
+    count = torch.arange(1, steps * batch + 1, device=ids.device)
+    bits = _mix(_key(seed, k, ids)[:, None] + count * _STEP)
+    return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
+
+
+def sample(seed: int, k: int, clients: int, n: int) -> Tensor:
+    """[n] int64, rising: the clients that take part in round k, without replacement."""
+    if n >= clients:
+        return torch.arange(clients)
+    bits = _key(seed, -1 - k, torch.arange(clients))
+    return bits.topk(n, sorted=False).indices.sort().values

@@ -1,0 +1,45 @@
+"""Threads that share out work, each with one arithmetic thread.
+
+PyTorch's own threads meet at a barrier in every operation: for small operations that costs more than it
+gains, and where another program holds a core, many times more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Team:
+    """`size` workers; a team of one is the caller itself."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.size = size or torch.get_num_threads()
+
+    def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
+        """The results in the order of the items."""
+        with single():
+            yield from map(work, items) if min(self.size, len(items)) == 1 else self._pool.map(work, items)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.size, initializer=torch.set_num_threads, initargs=(1,))
+
+
+@contextmanager
+def single() -> Iterator[None]:
+    """One arithmetic thread while it lasts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

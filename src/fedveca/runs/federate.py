@@ -1,0 +1,91 @@
+"""The round generator: who iterates it evaluates, records, draws and stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.cohorts.draws import sample
+
+
+class Cohort(Protocol):
+    """The clients, wherever they are."""
+
+    sizes: Tensor  # [N] D_i
+
+    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+        """Asks clients `ids` for tau local steps from the order; says who answered, and what."""
+        ...
+
+
+class Diverged(RuntimeError):
+    """No client of a round gave finite numbers."""
+
+
+def federate(
+    algorithm: Algorithm,
+    cohort: Cohort,
+    state: Any,
+    rounds: int,
+    *,
+    first: int = 0,
+    participation: float = 1.0,
+    seed: int = 0,
+    rollback: bool = False,
+    least: float = math.inf,
+) -> Iterator[tuple[Any, Named]]:
+    """The state after each round and what was seen in it: numbers [], or [n] over `ids`.
+
+    `rollback` undoes a round whose estimated loss is above the least one before (A1.8-12); `first` and
+    `least` let a stopped federation go on.
+    """
+    for k in range(first, rounds):
+        ids = chosen(cohort, k, participation, seed)
+        order = algorithm.order(state)
+        who, report = cohort(k, order, ids, state.tau[ids])
+        if len(who) == 0:
+            raise Diverged(f"round {k}: no client gave a finite loss and gradient; a smaller lr usually helps")
+        p = cohort.sizes[who].double() / cohort.sizes[who].sum()
+        after, seen = algorithm.update(state, who, p, report)
+        if not bool(torch.isfinite(after.w).all()):
+            raise Diverged(f"round {k}: the averaged model is not finite; a smaller lr usually helps")
+        trace = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
+        trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
+        trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
+        if rollback:
+            F = float(p @ report.each["after"])  # (4), from the local models: A1.5
+            accepted = least >= F
+            least = min(F, least)
+            after = after if accepted else after._replace(w=state.w)
+            trace |= {"accepted": torch.tensor(accepted), "least": torch.tensor(least, dtype=torch.float64)}
+        trace |= _traffic(order, report, len(ids), len(who))
+        state = after
+        yield state, trace
+
+
+def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participation: float, seed: int) -> float:
+    """F(w_k) = sum p_i F_i(w_k), by a round of no steps."""
+    ids = chosen(cohort, k, participation, seed)
+    who, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
+    if len(who) < len(ids):
+        return math.inf
+    return float((cohort.sizes[who].double() / cohort.sizes[who].sum()) @ report.each["loss"])
+
+
+def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
+    """The clients of round k: a share of all, at least one, a pure function of (seed, k)."""
+    clients = len(cohort.sizes)
+    return sample(seed, k, clients, max(1, round(participation * clients)))
+
+
+def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:
+    """What crosses a network, in bytes: float32 vectors and 8-byte numbers."""
+    vector = 4 * order.w.numel()
+    down = asked * (vector * (1 + len(order.aux)) + 8)
+    up = answered * (vector * len(report.mean) + 8 * len(report.each))
+    return {"bytes_down": torch.tensor(down), "bytes_up": torch.tensor(up)}

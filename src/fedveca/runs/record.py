@@ -1,0 +1,127 @@
+"""The run folder: what a run leaves behind, readable at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveca.algorithms.contract import Named
+from fedveca.runs.experiment import Experiment, read
+from fedveca.version import __version__
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, finished or not: its settings, its rounds and its closing summary."""
+
+    experiment: Experiment
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: dict[str, Tensor] = field(default_factory=dict, repr=False)  # the kept model's own parameters
+    folder: Path | None = None
+
+    @staticmethod
+    def open(folder: Path | str) -> Run:
+        """Reads a run folder; ValueError with one sentence if it is none."""
+        folder = Path(folder)
+        try:
+            experiment = Experiment(**read((folder / "experiment.toml").read_text("utf-8"), "experiment.toml"))
+            lines = (folder / "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # a torn last line is not a line
+            summary = folder / "summary.json"
+            closing = json.loads(summary.read_text("utf-8")) if summary.exists() else {}
+            return Run(experiment, [json.loads(line) for line in lines], closing, folder=folder)
+        except (OSError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{folder} is not a run folder: {error}") from error
+
+    def column(self, name: str) -> list[Any]:
+        """One recorded name over the rounds that have it."""
+        return [line[name] for line in self.rounds if line.get(name) is not None]
+
+
+class Folder:
+    """Writes a run folder, each file whole or not at all, each round as soon as it is over."""
+
+    def __init__(self, path: Path, experiment: Experiment, device: str) -> None:
+        refuse(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.path = path
+            self.whole("experiment.toml", experiment.toml().encode())
+            self.whole("environment.json", _json(environment(device), indent=2))
+            self._rounds = open(path / "rounds.jsonl", "x", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
+
+    def round(self, line: dict[str, Any]) -> None:
+        self._rounds.write(_json(line).decode() + "\n")
+        self._rounds.flush()
+
+    def tensors(self, name: str, named: Named) -> None:
+        self.whole(name, save({key: v.detach().cpu().contiguous() for key, v in named.items()}))
+
+    def close(self, summary: dict[str, Any], model: dict[str, Tensor]) -> None:
+        self.tensors("model.safetensors", model)
+        self.whole("summary.json", _json(summary, indent=2))
+        self._rounds.close()
+
+    def whole(self, name: str, content: bytes) -> None:
+        """A reader sees the former content or the new one, never a part."""
+        draft = self.path / f".{name}.{os.getpid()}"
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self.path / name)
+
+
+def refuse(path: Path) -> None:
+    """ValueError where a run folder cannot be made."""
+    if (path / "experiment.toml").exists():
+        raise ValueError(f"--out {path} already holds a run; name another folder")
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"--out {path} is a file; name a folder")
+    above = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"--out {path} cannot be written: no permission in {above}")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a result may depend on beside the experiment."""
+    return {
+        "fedveca": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Tensors as numbers and lists, and what JSON cannot say (NaN, infinity) as null."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def summary_of(experiment: Experiment, tau_all: int, seconds: float, **rest: Any) -> dict[str, Any]:
+    return {"experiment": asdict(experiment), "tau_all": tau_all, "seconds": round(seconds, 3)} | rest
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    return json.dumps(value, indent=indent, allow_nan=False).encode()

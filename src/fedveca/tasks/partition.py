@@ -1,0 +1,163 @@
+"""Which client owns which rows: labels -> shares, as flat arrays however many the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Shares(NamedTuple):
+    """Rows grouped by client: those of client i are rows[start[i]:start[i + 1]], in rising order."""
+
+    rows: Tensor  # [D] int64
+    start: Tensor  # [N + 1] int64
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.start.diff()
+
+
+class Deal(NamedTuple):
+    """What a rule deals from."""
+
+    y: Tensor  # [D] labels
+    classes: int
+    clients: int
+    generator: torch.Generator
+    concentration: float  # Dirichlet: small is uneven
+    shards: int  # per client
+    writer: Tensor | None  # [D] who wrote each row
+
+
+def partition(
+    kind: str, y: Tensor, classes: int, clients: int, *, seed: int = 0, concentration: float = 0.5,
+    shards: int = 2, writer: Tensor | None = None,
+) -> Shares:
+    """The rows of each client under the rule `kind`; no client is left without one."""
+    if kind not in RULES:
+        raise ValueError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
+    if clients > len(y):
+        raise ValueError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")
+    for attempt in range(20):  # random rules may leave a client empty: deal again
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + attempt) % 2**63)
+        owner = RULES[kind](Deal(y, classes, clients, generator, concentration, shards, writer))
+        sizes = torch.bincount(owner, minlength=clients)
+        if bool((sizes > 0).all()):
+            start = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+            return Shares(torch.argsort(owner, stable=True), start)
+        if kind not in RANDOM:
+            break
+    empty = int((sizes == 0).sum())
+    raise ValueError(
+        f"partition={kind} leaves {empty} of {clients} clients without a row; "
+        "take fewer clients" + (" or a larger concentration" if kind in ("dirichlet", "quantity") else "")
+    )
+
+
+def label_counts(shares: Shares, y: Tensor, classes: int) -> Tensor:
+    """[N, C]: how many rows of each label a client owns."""
+    clients = len(shares.start) - 1
+    owner = torch.repeat_interleave(torch.arange(clients), shares.sizes)
+    return torch.bincount(owner * classes + y[shares.rows], minlength=clients * classes).view(clients, classes)
+
+
+def rank_within(y: Tensor, classes: int) -> Tensor:
+    """[D]: how many earlier rows have the same label."""
+    order = torch.argsort(y, stable=True)
+    counts = torch.bincount(y, minlength=classes)
+    first = (counts.cumsum(0) - counts)[y[order]]
+    rank = torch.empty_like(y)
+    rank[order] = torch.arange(len(y)) - first
+    return rank
+
+
+def by_label(label: Tensor, rank: Tensor, labels: int, clients: int) -> Tensor:
+    """Label mod N; with more clients than labels, the clients of one label share its rows in turn."""
+    if clients <= labels:
+        return label % clients
+    first = label % labels
+    sharing = (clients - 1 - first) // labels + 1  # clients first, first + labels, ... below N
+    return first + labels * (rank % sharing)
+
+
+def case1(d: Deal) -> Tensor:
+    return torch.arange(len(d.y)) % d.clients
+
+
+def case2(d: Deal) -> Tensor:
+    return by_label(d.y, rank_within(d.y, d.classes), d.classes, d.clients)
+
+
+def case3(d: Deal) -> Tensor:
+    if d.clients < 2:
+        raise ValueError("clients=1 does not fit partition=case3; it needs at least 2")
+    half, first = d.classes // 2, (d.clients + 1) // 2
+    low = d.y < half
+    even = (low.cumsum(0) - 1) % first  # the first half of the labels in turn over the first clients
+    rank = rank_within(d.y, d.classes)
+    return torch.where(low, even, first + by_label(d.y, rank, d.classes - half, d.clients - first))
+
+
+def iid(d: Deal) -> Tensor:
+    return torch.randperm(len(d.y), generator=d.generator) % d.clients
+
+
+def dirichlet(d: Deal) -> Tensor:
+    """Each label's rows are cut among the clients in proportions drawn from Dirichlet(concentration)."""
+    shares = _dirichlet(d.concentration, (d.classes, d.clients), d.generator)
+    rank, count = rank_within(d.y, d.classes), torch.bincount(d.y, minlength=d.classes)
+    at = (rank.double() + 0.5) / count[d.y]  # the row's place in its label, in (0, 1)
+    owner = torch.empty_like(d.y)
+    for label in range(d.classes):
+        mine = d.y == label
+        order = torch.randperm(int(mine.sum()), generator=d.generator)
+        owner[mine] = torch.searchsorted(shares[label].cumsum(0), at[mine][order]).clamp(max=d.clients - 1)
+    return owner
+
+
+def quantity(d: Deal) -> Tensor:
+    """IID labels, sizes in proportions drawn from Dirichlet(concentration)."""
+    edges = _dirichlet(d.concentration, (d.clients,), d.generator).cumsum(0)
+    at = (torch.randperm(len(d.y), generator=d.generator).double() + 0.5) / len(d.y)
+    return torch.searchsorted(edges, at).clamp(max=d.clients - 1)
+
+
+def shards(d: Deal) -> Tensor:
+    """Rows sorted by label are cut into clients x shards equal pieces, dealt at random."""
+    pieces = d.clients * d.shards
+    if pieces > len(d.y):
+        raise ValueError(f"clients={d.clients} with shards={d.shards} asks for more pieces than {len(d.y)} rows")
+    deal = torch.randperm(pieces, generator=d.generator) % d.clients
+    owner = torch.empty_like(d.y)
+    owner[torch.argsort(d.y, stable=True)] = deal[torch.arange(len(d.y)) * pieces // len(d.y)]
+    return owner
+
+
+def writer(d: Deal) -> Tensor:
+    """Each row to who wrote it; with fewer clients than writers, writers in turn."""
+    if d.writer is None:
+        raise ValueError(
+            "partition=writer needs data that know who wrote each row: synthetic does, "
+            "mnist does once `fedveca data get qmnist` has found QMNIST's labels"
+        )
+    writers = int(d.writer.max()) + 1
+    if d.clients > writers:
+        raise ValueError(f"clients={d.clients} is more than the {writers} writers of the data")
+    return d.writer % d.clients
+
+
+def _dirichlet(concentration: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Proportions that sum to 1 over the last axis."""
+    alpha = torch.full(shape, concentration, dtype=torch.float64)
+    gamma = torch._standard_gamma(alpha, generator=generator)
+    return gamma / gamma.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+RULES: dict[str, Callable[[Deal], Tensor]] = {
+    "case1": case1, "case2": case2, "case3": case3, "iid": iid, "dirichlet": dirichlet,
+    "shards": shards, "quantity": quantity, "writer": writer,
+}
+RANDOM = ("dirichlet", "quantity")

@@ -1,0 +1,184 @@
+"""A model and a loss as pure functions of one flat vector."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+FEW = 6  # clients that are quicker one by one than mapped
+Rows = Callable[[Tensor, Tensor], Tensor]  # scores [B, ...], y [B] -> one number a row [B]
+
+
+class Problem(Protocol):
+    """What clients minimise. Every function is pure; x is float32, ready for the model."""
+
+    size: int  # P
+    mapped: bool  # whether many clients are cheaper as one batch than one by one
+
+    def init(self) -> Tensor:
+        """[P] w_0."""
+        ...
+
+    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """F_i [n] and grad F_i [n, P] at w [n, P] on rows x [n, B, ...], y [n, B].
+
+        Rows count 1/B each, or weight [n, B].
+        """
+        ...
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss and accuracy at one w [P] on rows x [B, ...], y [B]: each []."""
+        ...
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        """The vector as the model's own parameters."""
+        ...
+
+
+class SquaredSvm:
+    """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
+
+    ridge = 0.1
+    mapped = True
+
+    def __init__(self, features: int) -> None:
+        self.size = features
+
+    def init(self) -> Tensor:
+        return torch.zeros(self.size)
+
+    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, s = x.flatten(2), 1 - 2 * (y % 2)
+        slack = (1 - s * torch.bmm(x, w[:, :, None])[:, :, 0]).clamp(min=0)
+        each = slack / x.shape[1] if weight is None else slack * weight
+        loss = 0.5 * (self.ridge * (w * w).sum(-1) + (each * slack).sum(-1))
+        return loss, torch.baddbmm(w[:, None], (each * s)[:, None], x, beta=self.ridge, alpha=-1)[:, 0]
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        margin = (1 - 2 * (y % 2)) * (x.flatten(1) @ w)
+        slack = (1 - margin).clamp(min=0)
+        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), (margin > 0).float().mean()
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        return {"w": w}
+
+
+def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores, y, reduction="none")
+
+
+def hits(scores: Tensor, y: Tensor) -> Tensor:
+    return (scores.argmax(-1) == y).float()
+
+
+class Network:
+    """Any module without buffers or randomness, cross-entropy and accuracy unless told otherwise.
+
+    Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
+    """
+
+    def __init__(self, module: nn.Module, said: str = "the model", loss: Rows = cross_entropy, metric: Rows = hits) -> None:
+        check(module, said)
+        self.module, self.loss, self.metric = module, loss, metric
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.sizes = [p.numel() for p in module.parameters()]
+        self.size = sum(self.sizes)
+        self.mapped = not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
+        self._local = threading.local()
+
+    def init(self) -> Tensor:
+        return self.flat([p.detach() for p in self.module.parameters()])
+
+    def flat(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat([(p.permute(0, 2, 3, 1) if p.dim() == 4 else p).reshape(-1) for p in parts])
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        out = {}
+        for (name, shape), part in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True):
+            if len(shape) == 4:
+                out[name] = part.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+            else:
+                out[name] = part.view(shape)
+        return out
+
+    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if len(w) > FEW and self.mapped:
+            mapped = vmap(grad_and_value(self._loss), in_dims=(0, 0, 0, None if weight is None else 0))
+            g, loss = mapped(w, x, y, weight)
+            return loss, g
+        alone = [self._replica(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
+        return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            scores = self.scores(w, x)
+            return self.loss(scores, y).mean(), self.metric(scores, y).mean()
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        return self._replica.scores(w, x)
+
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        return _mean(self.loss(functional_call(self.module, self.named(w), (x,)), y), weight)
+
+    @property
+    def _replica(self) -> Replica:
+        """A module changes while it is called, so each thread has its own."""
+        if not hasattr(self._local, "replica"):
+            self._local.replica = Replica(self)
+        replica: Replica = self._local.replica
+        return replica
+
+
+class Replica:
+    """A copy of the module whose parameters and gradients are views of two flat vectors."""
+
+    def __init__(self, network: Network) -> None:
+        self.module, self.loss = copy.deepcopy(network.module), network.loss
+        self.w, self.g = torch.empty(network.size), torch.empty(network.size)
+        for p, w, g in zip(
+            self.module.parameters(), network.named(self.w).values(), network.named(self.g).values(), strict=True
+        ):
+            p.data, p.grad = w, g
+
+    def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """F and grad F at one w [P]."""
+        self.g.zero_()
+        loss = _mean(self.loss(self.scores(w, x), y), weight)
+        torch.autograd.backward(loss)
+        return loss.detach(), self.g.clone()
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        self.w.copy_(w)
+        out: Tensor = self.module(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        return out
+
+
+def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
+    return rows.mean() if weight is None else (rows * weight).sum()
+
+
+def check(module: nn.Module, said: str) -> None:
+    """Refuses what cannot be a pure function of its parameters."""
+    buffers = [name for name, _ in module.named_buffers()]
+    if buffers:
+        raise ValueError(
+            f"{said} has buffers ({', '.join(buffers[:3])}): statistics such as BatchNorm's change outside the "
+            "parameters, so averaging clients is not defined for them; use GroupNorm or LayerNorm"
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            raise ValueError(
+                f"{said} has dropout ({name}): its random state would make a run depend on more than its seed; "
+                "leave it out"
+            )
+    if not any(True for _ in module.parameters()):
+        raise ValueError(f"{said} has no parameters to train")
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad or p.dtype != torch.float32]
+    if frozen:
+        raise ValueError(f"{said}: parameter {frozen[0]} is frozen or not float32; every parameter is trained in float32")

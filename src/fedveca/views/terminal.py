@@ -1,0 +1,160 @@
+"""What the terminal shows: a live line, tables; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from fedveca.runs.experiment import FIELDS, METHODS, Experiment, presets, range_of
+from fedveca.runs.record import Run
+from fedveca.tasks.data import NAMES
+from fedveca.tasks.partition import RULES
+
+
+class Screen:
+    """Results on standard output, progress and warnings on standard error."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.progress = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        if not self.quiet and self.progress.is_terminal:
+            self._live = Live(console=self.progress, transient=True, refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._still()
+
+    def _still(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self._still()
+            self.out.print(text)
+
+    def run(self, experiment: Experiment) -> Callable[[dict[str, Any]], None]:
+        """A watcher of one run's rounds."""
+        began, total = time.perf_counter(), experiment.rounds
+        every = max(1, total // 10)
+        name = f"{experiment.method} seed {experiment.seed}"
+
+        def watch(line: dict[str, Any]) -> None:
+            k = line["round"] + 1
+            if line["left_out"]:
+                who = ", ".join(map(str, line["left_out"]))
+                self.progress.print(f"{name}: round {k}: left out, not finite: client {who}", style="yellow")
+            if self.quiet:
+                return
+            left = (time.perf_counter() - began) / k * (total - k)
+            test = (
+                f"  accuracy {100 * line['test_accuracy']:5.2f} %  loss {line['test_loss']:.4f}"
+                if line.get("test_accuracy") is not None and line.get("test_loss") is not None
+                else ""
+            )
+            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}  {left:.0f} s left"
+            if self._live:
+                bar = "━" * round(20 * k / total)
+                self._live.update(Text.assemble((bar, "green"), ("━" * (20 - len(bar)), "dim"), " ", text))
+            elif k % every == 0 or k == total:
+                self.progress.print(text, soft_wrap=True)
+
+        return watch
+
+    def summary(self, run: Run) -> None:
+        """The closing lines of one run."""
+        if "stopped" in run.summary:
+            self._still()
+            self.progress.print(f"stopped: {run.summary['stopped']}", style="red")
+        rows = Table(box=None, pad_edge=False)
+        for heading in ("model", "of round", "test accuracy", "test loss"):
+            rows.add_column(heading, justify="left" if heading == "model" else "right")
+        for which in ("kept", "last"):
+            s = run.summary[which]
+            rows.add_row(which, str(s["round"]), _percent(s["test_accuracy"]), _number(s["test_loss"]))
+        s = run.summary
+        self._print(rows)
+        self.say(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
+        self.say(f"run folder: {run.folder}")
+
+    def table(self, rows: list[dict[str, Any]], name: str) -> None:
+        """The methods side by side, last and kept model; the best of each column in bold."""
+        shown = Table(title=name, title_justify="left", pad_edge=False)
+        shown.add_column("method")
+        shown.add_column("local steps", justify="right")
+        columns = [(w, n) for w in ("kept", "last") for n in ("test_accuracy", "test_loss")]
+        for which, what in columns:
+            shown.add_column(f"{which}\n{'accuracy %' if 'acc' in what else 'loss'}", justify="right")
+        best = {}
+        for which, what in columns:
+            rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised" and r[which][what]["mean"] is not None]
+            best[which, what] = (max if "acc" in what else min)(rivals, default=None)
+        for row in rows:
+            cells = []
+            for which, what in columns:
+                mean, std = row[which][what]["mean"], row[which][what]["std"]
+                scale, digits = (100, 2) if "acc" in what else (1, 4)
+                text = "-" if mean is None else f"{scale * mean:.{digits}f} ±{scale * std:.{digits}f}"
+                bold = mean is not None and mean == best[which, what] and row["method"] != "centralised"
+                cells.append(f"[bold]{text}[/bold]" if bold else text)
+            shown.add_row(row["method"], f"{row['tau_all']:.0f}", *cells)
+        self._print(shown)
+
+    def partition(self, counts: Tensor, most: int = 40) -> None:
+        """Label counts, one row a client."""
+        shown = Table(box=None, pad_edge=False)
+        shown.add_column("client", justify="right")
+        for label in range(counts.shape[1]):
+            shown.add_column(str(label), justify="right")
+        shown.add_column("rows", justify="right")
+        for i, row in enumerate(counts[:most].tolist()):
+            shown.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
+        self._print(shown)
+        if len(counts) > most:
+            self.say(f"... and {len(counts) - most} more clients")
+
+    def settings(self) -> None:
+        """Everything that can be named."""
+        for title, names in (
+            ("methods", METHODS), ("data", NAMES), ("models", ("svm", "cnn", "mlp", "package.module:factory")),
+            ("partitions", RULES), ("presets", presets()),
+        ):
+            self.out.print(f"[bold]{title}[/bold]  {'  '.join(names)}")
+        shown = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
+        for heading in ("key", "default", "allowed", "meaning"):
+            shown.add_column(heading, no_wrap=heading == "key", overflow="fold")
+        for key, field in FIELDS.items():
+            shown.add_row(key, str(field.default) or '""', range_of(field).replace("[", "\\["), field.metadata["text"])
+        self.out.print()
+        self._print(shown)
+
+    def _print(self, table: Table) -> None:
+        if not self.quiet:
+            self._still()
+            self.out.print(table, soft_wrap=False)
+
+
+def _short(tau: list[int]) -> str:
+    return str(tau) if len(tau) <= 8 else f"{min(tau)}..{max(tau)}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
