@@ -18,11 +18,12 @@ LABELS = {
     "fedjax": "FedJAX",
     "nvflare": "NVFlare",
 }
-INK, OURS, PLAIN, PEER = "#7f8894", "#e07b1f", "#3f8fd0", "#8b93a0"  # middle tones: on white and on black alike
+# Middle tones, readable on white and on black alike.
+INK, OURS, PLAIN, PEER = "#7f8894", "#e07b1f", "#3f8fd0", "#8b93a0"
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """One dot and its seconds for each engine and job; an engine that did not run a job has no dot."""
+    """One dot and its seconds for each engine and job; an engine that did not run a job says so."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -44,7 +45,10 @@ def draw(rows: list[dict], path: Path) -> None:
             panel.plot(x, y, "o", color=colour, markersize=6)
             weight = "bold" if own else "normal"
             panel.text(x, y, f"   {x:.3g} s", va="center", color=colour, weight=weight)
+        for name in set(engines) - {row["engine"] for row in mine}:
+            panel.text(low / 2, engines.index(name), " not run", va="center", style="italic")
         panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.set_xlim(low / 2, high * (high / low * 4) ** 0.45)
         panel.set_title(job, color=INK, loc="left", weight="bold")
         panel.tick_params(colors=INK, which="both", length=0)

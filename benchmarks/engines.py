@@ -5,13 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".envs"
 TORCH = ("torch==2.13.0", "numpy")
-ONE_PROCESS_EACH = "a process of some 700 MB for each client: {} clients do not fit this benchmark's machine"
+# FedJAX calls jax.tree_map, which later releases dropped; the rest are the last to accept that release.
+JAX = ("jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.13", "optax==0.2.3", "chex==0.1.86")
+HEAVY = "needs a process of some 700 MB for each client, or a new process for each client in each round"
 
 
 class Engine(NamedTuple):
@@ -21,7 +25,7 @@ class Engine(NamedTuple):
     requirements: tuple[str, ...] = ()  # none: the interpreter that runs the benchmark
     options: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()  # whose versions are recorded beside those of the requirements
-    absent: dict[str, str] = {}  # job -> reason
+    absent: Mapping[str, str] = MappingProxyType({})  # job -> reason
 
 
 ENGINES = {
@@ -32,13 +36,11 @@ ENGINES = {
     "pfl": Engine("pfl", (*TORCH, "pfl==0.6.0")),
     "fluke": Engine("fluke", (*TORCH, "fluke-fl==0.8.1")),
     "fedlab": Engine("fedlab", (*TORCH, "fedlab==1.3.0")),
-    "fedjax": Engine(  # needs jax.tree_map, which later releases of JAX dropped
-        "fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.13", "optax==0.2.3", "numpy")
-    ),
+    "fedjax": Engine("fedjax", ("fedjax==0.0.17", *JAX, "numpy")),
     "nvflare": Engine(
         "nvflare",
         (*TORCH, "nvflare==2.9.0"),
-        absent={"svm-1000": ONE_PROCESS_EACH.format("1,000"), "cnn-50": ONE_PROCESS_EACH.format(50)},
+        absent={"svm-1000": "its simulator takes at most 100 clients", "cnn-50": HEAVY},
     ),
 }
 

@@ -80,7 +80,7 @@ def arguments(*extra: str) -> tuple[Job, Path, argparse.Namespace]:
     """JOB, --data DIR (or the variable FEDVECA_DATA) and any further options, all strings."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=JOBS)
-    parser.add_argument("--data", default=os.environ.get("FEDVECA_DATA"), help="folder of the gzipped idx files")
+    parser.add_argument("--data", default=os.environ.get("FEDVECA_DATA"), help="folder of the idx.gz files")
     for option in extra:
         parser.add_argument(option)
     given = parser.parse_args()

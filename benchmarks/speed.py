@@ -1,4 +1,4 @@
-"""Time the four jobs on our engine, on the plain loop and on every peer: python benchmarks/speed.py --data DIR.
+"""Time the four jobs on our engine, the plain loop and every peer: python benchmarks/speed.py --data DIR
 
 Engines take turns within each pass, so that a ratio to the plain loop compares neighbours in time.
 """
@@ -24,9 +24,10 @@ Record = dict[str, object]
 def machine() -> Record:
     """What the timings were taken on."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(": ")[1] for line in info if line.startswith("model name")]
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": next((line.split(": ")[1] for line in info if line.startswith("model name")), platform.machine()),
+        "cpu": models[0] if models else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(pages / 2**30),
         "system": platform.platform(),
@@ -77,7 +78,7 @@ def fall(run: Record) -> float:
 
 
 def table(rows: list[Record], absent: list[Record]) -> str:
-    """The summary as text; `drop` is the fall of the loss relative to the plain loop's: about 1 if all steps ran."""
+    """The summary as text; `drop` is the loss's fall over the plain loop's: about 1 if all steps ran."""
     lines = [f"{'job':10}{'engine':14}{'seconds':>9}{'x plain':>9}{'MB':>7}{'set-up':>8}{'drop':>6}"]
     for row in rows:
         ratio, drop = (f"{row[key]:.{n}f}" if key in row else "-" for key, n in (("ratio", 3), ("drop", 2)))
@@ -90,8 +91,8 @@ def table(rows: list[Record], absent: list[Record]) -> str:
 
 def options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("FEDVECA_DATA"), help="folder of MNIST's gzipped idx files")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=os.environ.get("FEDVECA_DATA"), help="folder of the idx.gz files")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="JOB")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="ENGINE")
     parser.add_argument("--passes", type=int, default=3)

@@ -10,7 +10,7 @@ from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
 from jobs import LR, Job, Shards, Stopwatch, arguments, load
-from peers.models import build, draw, objective, probe_loss, tensors
+from peers.models import build, draw, objective, probe_loss, tensors, warm_up
 
 
 class RandomBatches:
@@ -37,6 +37,7 @@ def main() -> None:
     """Time one job."""
     job, folder, _ = arguments()
     shards = load(job, folder)
+    warm_up(job, shards)
     goal = objective(job)
     model = build(job)
     before = probe_loss(model, shards)

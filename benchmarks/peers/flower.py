@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from jobs import JOBS, Job, Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors
+from peers.models import build, probe_loss, tensors, warm_up
 from peers.plain import train_client
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -22,6 +22,7 @@ client = ClientApp()
 def resident(job: str, folder: str) -> tuple[Job, nn.Module, list[TensorDataset]]:
     """What an actor keeps between messages: the data and one model."""
     shards = load(JOBS[job], Path(folder))
+    warm_up(JOBS[job], shards)
     parts = [TensorDataset(*tensors(shards.part(i))) for i in range(shards.clients)]
     return JOBS[job], build(JOBS[job]), parts
 

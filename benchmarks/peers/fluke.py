@@ -13,7 +13,7 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
 from jobs import CLASSES, LR, Job, Stopwatch, arguments, load
-from peers.models import build, draw, objective, probe_loss, tensors
+from peers.models import build, draw, objective, probe_loss, tensors, warm_up
 
 
 class RandomBatches(FastDataLoader):
@@ -46,12 +46,12 @@ def main() -> None:
     """Time one job."""
     job, folder, _ = arguments()
     shards = load(job, folder)
+    warm_up(job, shards)
     goal = objective(job)
     optimizer = OptimizerConfigurator({"name": "SGD", "lr": LR, "weight_decay": goal.weight_decay})
-    clients = [
-        Client(i, RandomBatches(tensors(shards.part(i)), job), None, optimizer, goal.criterion, local_epochs=1)
-        for i in range(job.clients)
-    ]
+    loaders = [RandomBatches(tensors(shards.part(i)), job) for i in range(job.clients)]
+    common = (None, optimizer, goal.criterion, 1)  # no test set, one epoch
+    clients = [Client(i, loader, *common) for i, loader in enumerate(loaders)]
     model = build(job)
     before = probe_loss(model, shards)
     federation = FedAVG(job.clients, None, {}, clients=clients, server=Server(model, None, clients))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jobs import CLASSES, DECAY, Job, Shards
+from jobs import CLASSES, DECAY, LR, Job, Shards
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -79,6 +79,15 @@ def draw(data: tuple[Tensor, Tensor], job: Job) -> Iterator[tuple[Tensor, Tensor
 def tensors(pair: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
     """Rows and labels as tensors, sharing memory."""
     return torch.from_numpy(pair[0]), torch.from_numpy(pair[1])
+
+
+def warm_up(job: Job, shards: Shards) -> None:
+    """One step of a throwaway model: PyTorch imports much of itself in the first one, which is set-up."""
+    model = build(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    x, y = tensors(shards.part(0))
+    model.loss(x[: job.batch], y[: job.batch]).backward()
+    optimizer.step()
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from pathlib import Path
 import nvflare.client as flare
 import torch
 from jobs import Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors
+from peers.models import build, probe_loss, tensors, warm_up
 from peers.plain import train_client
 from torch.utils.data import TensorDataset
 
@@ -13,7 +13,9 @@ from torch.utils.data import TensorDataset
 def main() -> None:
     """Serve until NVFlare stops."""
     job, folder, given = arguments("--root", "--line")
-    shards, model = load(job, folder), build(job)
+    shards = load(job, folder)
+    warm_up(job, shards)
+    model = build(job)
     before = probe_loss(model, shards)
     watch = Stopwatch(int(given.root))
     flare.init()
@@ -23,7 +25,7 @@ def main() -> None:
         task = flare.receive()
         if task is None:
             break
-        if task.current_round > 0:  # the first round brings weights of NVFlare's own and is answered with ours
+        if task.current_round > 0:  # round 0 brings weights that NVFlare drew: answered with ours
             model.load_state_dict({name: torch.as_tensor(value) for name, value in task.params.items()})
         if number == 0 and task.current_round == 1:
             watch.start()

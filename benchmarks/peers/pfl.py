@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 from jobs import LR, Job, Stopwatch, arguments, load
-from peers.models import build, draw, probe_loss, tensors
+from peers.models import build, draw, probe_loss, tensors, warm_up
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -42,6 +42,7 @@ def main() -> None:
     """Time one job."""
     job, folder, _ = arguments()
     shards = load(job, folder)
+    warm_up(job, shards)
     clients = [RandomBatches(tensors(shards.part(i)), job) for i in range(job.clients)]
     module = build(job)
     module.metrics = lambda *data: {}  # required by pfl, never called

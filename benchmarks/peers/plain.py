@@ -3,8 +3,8 @@
 import copy
 
 import torch
-from jobs import LR, Job, Shards, Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors
+from jobs import LR, Job, Stopwatch, arguments, load
+from peers.models import build, probe_loss, tensors, warm_up
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -35,7 +35,8 @@ def run(model: nn.Module, clients: list[TensorDataset], job: Job) -> None:
 def main() -> None:
     """Time one job."""
     job, folder, _ = arguments()
-    shards: Shards = load(job, folder)
+    shards = load(job, folder)
+    warm_up(job, shards)
     clients = [TensorDataset(*tensors(shards.part(i))) for i in range(job.clients)]
     model = build(job)
     before = probe_loss(model, shards)

@@ -13,7 +13,12 @@ from fedveca.version import __version__
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0, 1 for a run that could not go on, 2 for bad input, 130 for Ctrl-C."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if any(word.startswith("-") or "words" not in args for word in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.words += rest  # settings may stand on both sides of an --option
     try:
         code: int = args.command(args)
         return code
@@ -103,7 +108,9 @@ def _compare(args: argparse.Namespace) -> int:
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         screen.table(table(runs), name)
         screen.say(f"figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
-    return 0
+        for done in runs:
+            screen.stopped(done)
+    return 1 if any("stopped" in done.summary for done in runs) else 0
 
 
 def _partition(args: argparse.Namespace) -> int:

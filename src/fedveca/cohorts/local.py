@@ -8,7 +8,8 @@ and one thread a core.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,19 +17,39 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.cohorts.capture import Lanes
 from fedveca.cohorts.draws import rows as draw_rows
 from fedveca.cohorts.team import Team
-from fedveca.tasks.data import prepare
+from fedveca.tasks.data import moments, prepare
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
-CHUNK_BYTES = 128 * 2**20  # of batch rows or of parameters that one chunk may hold
+CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a core's cache holds
+CUDA_CHUNK_BYTES = 512 * 2**20
 THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worth its while
+STREAMS = 16  # clients side by side on a CUDA device
 SMALL = 256  # clients of at most so many probe rows are probed side by side
 
 
+class Crew(NamedTuple):
+    """Clients of one chunk."""
+
+    ids: Tensor  # [n] on the host
+    tau: Tensor  # [n] on the host
+    table: Tensor  # [4, n] on the device: id, first row, rows, tau
+
+    @staticmethod
+    def of(ids: Tensor, tau: Tensor, start: Tensor, device: torch.device) -> Crew:
+        return Crew(ids, tau, torch.stack([ids, start[ids], start[ids + 1] - start[ids], tau]).to(device))
+
+    def cut(self, width: int) -> list[Crew]:
+        """Pieces of at most `width` clients."""
+        pieces = (slice(at, at + width) for at in range(0, len(self.ids), width))
+        return [Crew(self.ids[piece], self.tau[piece], self.table[:, piece]) for piece in pieces]
+
+
 class Part(NamedTuple):
-    """What a group of clients adds to the round."""
+    """What a chunk adds to the round."""
 
     total: Named  # [P] each: sum of D_i v_i over the clients that are well
     each: Named  # [n] each, "well" among them
@@ -63,90 +84,104 @@ class Local:
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
         x, y = x[shares.rows], y[shares.rows]  # a client's rows lie side by side
-        if self.device.type == "cpu":
-            x, pixels = prepare(x, pixels), "as-is"  # once: here memory is cheaper than time
-        self.x, self.y, self.pixels = x.to(self.device), y.to(self.device), pixels
-        self._start, self._sizes = shares.start.to(self.device), self.sizes.to(self.device)
+        self.x, self.y = x.to(self.device), y.to(self.device)
+        self._moments = None  # of each row, where rows stay as compact as they came
+        if self.device.type == "cpu" or pixels == "as-is":
+            self.x = prepare(self.x, pixels)  # once: here memory is cheaper than time
+        else:
+            parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
+            self._moments = torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])
+        self.start = shares.start  # [N + 1] first row of each client
         self.memory: dict[int, Named] = {}  # of the clients that were ever seen
         need = max(4 * batch * self.x[0].numel(), 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
-        self.team = Team(threads or (0 if device == "cpu" else 1))
+        self.team, self._lanes = Team(threads), None
+        if self.device.type == "cuda":
+            self.lanes, self.team = lanes or max(1, CUDA_CHUNK_BYTES // need), Team(1)
+            self._lanes = Lanes(threads or STREAMS, algorithm, problem, self._rows)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered and what; a client whose numbers are not finite does not. tau = 0 only evaluates."""
         by_tau = torch.argsort(tau, descending=True, stable=True)
-        chunks = by_tau.tensor_split(self._cuts(len(ids)))
-        parts = self.team.map(lambda c: self._chunk(k, order, ids[c], tau[c]), chunks)
-        gathered = _gather(self._kept(part, ids[c]) for part, c in zip(parts, chunks, strict=True))
-        each = {name: v.double().cpu()[torch.argsort(by_tau)] for name, v in gathered.each.items()}
+        crew = Crew.of(ids[by_tau], tau[by_tau], self.start, self.device)
+        total: Named = {}
+        parts = []
+        for part in self.team.map(partial(self._chunk, k, order), crew.cut(self._width(len(ids)))):
+            for name, v in part.total.items():
+                total[name] = total[name] + v if name in total else v  # in a fixed order
+            parts.append(part)
+        each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         well = each.pop("well") > 0
-        each = {name: v[well] for name, v in each.items()} | {"tau": tau[well].double()}
+        self._remember(crew.ids, well, parts)
+        back = torch.argsort(by_tau)
+        each, well = {name: v[back][well[back]] for name, v in each.items()}, well[back]
         mass = float(self.sizes[ids[well]].sum())
-        mean = {name: v / mass for name, v in gathered.total.items()} if mass else {}
-        return ids[well], Report(mean, each, mass / float(self.sizes.sum()))
+        mean = {name: v / mass for name, v in total.items()} if mass else {}
+        return ids[well], Report(mean, each | {"tau": tau[well].double()}, mass / float(self.sizes.sum()))
 
-    def _cuts(self, n: int) -> list[int]:
-        """Where chunks end: small enough for memory, and one a worker where the work is worth a thread."""
-        lanes = self.lanes
-        if n * self.batch * self.x[0].numel() > THREAD_FLOATS:
-            lanes = min(lanes, -(-n // self.team.size))
-        return list(range(lanes, n, lanes))
+    def _width(self, n: int) -> int:
+        """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
+        worth = n * self.batch * self.x[0].numel() > THREAD_FLOATS
+        return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
-    def _kept(self, part: Part, ids: Tensor) -> Part:
-        """Stores the memory of the clients that are well."""
-        if part.memory:
-            for j, (i, well) in enumerate(zip(ids.tolist(), part.each["well"].tolist(), strict=True)):
-                if well:
-                    self.memory[i] = {name: v[j] for name, v in part.memory.items()}
-        return part
-
-    def _chunk(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> Part:
+    def _chunk(self, k: int, order: Order, crew: Crew) -> Part:
         """start, step x tau, finish, for clients in falling order of tau."""
-        here, steps = ids.to(self.device), tau.tolist()
-        w = order.w.expand(len(ids), -1)  # [n, P]
-        loss, g0 = self._probe(w, here, self.loss, self.algorithm.needs_gradient and steps[0] > 0)
-        if steps[0] == 0:
+        algorithm = self.algorithm
+        w = order.w.expand(len(crew.ids), -1)  # [n, P]
+        most = int(crew.tau[0])
+        loss, g0 = self._probe(w, crew, self.loss, algorithm.needs_gradient and most > 0)
+        if most == 0:
             return Part({}, {"loss": loss, "well": torch.isfinite(loss)}, {})
-        s = self.algorithm.start(order, self._recall(ids, order.w), g0)
-        batches = draw_rows(self.seed, k, here, self._sizes[here], steps[0], self.batch)
-        batches += self._start[here][:, None, None]  # [n, tau, B]
-        done = []
-        for t in range(steps[0] + 1):
-            going = sum(tau_i > t for tau_i in steps)
-            if going < len(w):
-                rest = slice(going, len(w))
-                done.append(self._finish(order, s, w, here, tau, loss, rest))
-                w, s = tree_map(lambda v, going=going: v[:going], (w, s))
-            if going:
-                x, y = self._rows(batches[:going, t])
-                w, s = self.algorithm.step(order, s, w, self.problem.gradients(w, x, y)[1])
-        return _gather(reversed(done))
-
-    def _finish(
-        self, order: Order, s: Any, w: Tensor, here: Tensor, tau: Tensor, loss: Tensor, rest: slice
-    ) -> Part:
-        """The clients of `rest` have taken their tau steps."""
-        w, s = tree_map(lambda v: v[rest], (w, s))
-        here, taken = here[rest], tau[rest, None].to(w)  # [n, 1]
-        vectors, each, memory = self.algorithm.finish(order, s, w, taken)
-        each = {name: v[:, 0] for name, v in each.items()} | ({"loss": loss[rest]} if self.loss or self.algorithm.needs_gradient else {})
+        here, start, size, taken = crew.table
+        s = algorithm.start(order, self._recall(crew.ids, order.w), g0)
+        index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
+        walk = self._lanes.walk if self._lanes else self._walk
+        w, s = walk(order, s, w, index, crew.tau.tolist())
+        vectors, each, memory = algorithm.finish(order, s, w, taken[:, None].to(w.dtype))
+        each = {name: v[:, 0] for name, v in each.items()}
+        if self.loss or algorithm.needs_gradient:
+            each["loss"] = loss
         if self.after:
-            each = each | {"after": self._probe(w, here, True, False)[0]}
-        well = torch.isfinite(w.norm(dim=-1))
-        for number in each.values():
-            well &= torch.isfinite(number)
-        for vector in (*vectors.values(), *memory.values()):
-            well &= torch.isfinite(vector.norm(dim=-1))
-        weight = (self._sizes[here] * well).to(w)
+            each["after"] = self._probe(w, crew, True, False)[0]
+        norms = [v.norm(dim=-1) for v in (w, *vectors.values(), *memory.values())]
+        well = torch.isfinite(torch.stack([*norms, *each.values()])).all(0)
+        weight = (size * well).to(w.dtype)
         total = {name: weight @ torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
         return Part(total, each | {"well": well}, memory)
 
+    def _walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+        """All clients of a chunk step together; those that are done leave."""
+        done = []
+        for t in range(tau[0]):
+            going = sum(tau_i > t for tau_i in tau)
+            if going < len(w):
+                done.append(tree_map(lambda v, going=going: v[going:], (w, s)))
+                w, s = tree_map(lambda v, going=going: v[:going], (w, s))
+            x, y = self._rows(index[:going, t])
+            w, s = self.algorithm.step(order, s, w, self.problem.gradients(w, x, y)[1])
+        if not done:
+            return w, s
+        out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
+        return out
+
     def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [n, B] ready for the model."""
-        x = self.x.index_select(0, index.flatten())
-        y = self.y.index_select(0, index.flatten())
-        return prepare(x, self.pixels).view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        x, y = self._take(lambda v: v.index_select(0, index.flatten()))
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def _take(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The picked rows as float32, and their labels."""
+        x = pick(self.x)
+        if self._moments:
+            x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
+        return x, pick(self.y)
+
+    def _remember(self, ids: Tensor, well: Tensor, parts: list[Part]) -> None:
+        """Stores the memory of the clients that are well."""
+        if parts[0].memory:
+            each = ({name: v[j] for name, v in p.memory.items()} for p in parts for j in range(len(p.each["well"])))
+            self.memory |= {i: m for i, m, ok in zip(ids.tolist(), each, well.tolist(), strict=True) if ok}
 
     def _recall(self, ids: Tensor, w: Tensor) -> Named:
         """[n, P] each: what the clients remember."""
@@ -154,7 +189,7 @@ class Local:
         each = [self.memory.get(i, new) for i in ids.tolist()] if new else []
         return {name: torch.stack([m[name] for m in each]) for name in new}
 
-    def _probe(self, w: Tensor, here: Tensor, loss: bool, gradient: bool) -> tuple[Tensor, Tensor]:
+    def _probe(self, w: Tensor, crew: Crew, loss: bool, gradient: bool) -> tuple[Tensor, Tensor]:
         """F_i [n] and grad F_i [n, P] at w [n, P] on `probe` rows of each client, evenly spaced; NaN if not asked.
 
         The same rows every round, so that losses and gradients of different rounds compare.
@@ -162,26 +197,22 @@ class Local:
         unknown = torch.full_like(w[:, :1], torch.nan)
         if not (loss or gradient):
             return unknown[:, 0], unknown.expand_as(w)
-        sizes = self._sizes[here].tolist()
+        sizes, starts = self.sizes[crew.ids].tolist(), self.start[crew.ids].tolist()
         counts = [min(self.probe, size) if self.probe else size for size in sizes]
-        if len(here) > 1 and max(counts) <= SMALL:
-            F, g = self._probe_together(w, here, counts)
+        if len(counts) > 1 and max(counts) <= SMALL:
+            F, g = self._probe_together(w, crew, counts)
         else:
-            alone = [
-                self._probe_alone(w[j], int(self._start[i]), sizes[j], counts[j], gradient)
-                for j, i in enumerate(here.tolist())
-            ]
+            alone = [self._probe_alone(*job, gradient) for job in zip(w, starts, sizes, counts, strict=True)]
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if gradient else unknown.expand_as(w)
 
-    def _probe_together(self, w: Tensor, here: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    def _probe_together(self, w: Tensor, crew: Crew, counts: list[int]) -> tuple[Tensor, Tensor]:
         """Many small clients in one batch, padded with rows of weight 0."""
+        _, start, size, _ = crew.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
-        index = (j * self._sizes[here][:, None]).div(count, rounding_mode="floor")
-        weight = (j < count).float() / count
-        x, y = self._rows(self._start[here][:, None] + torch.where(j < count, index, 0))
-        return self.problem.gradients(w, x, y, weight)
+        x, y = self._rows(start + torch.where(j < count, j * size // count, 0))
+        return self.problem.gradients(w, x, y, (j < count).float() / count)
 
     def _probe_alone(self, w: Tensor, start: int, size: int, count: int, gradient: bool) -> tuple[Tensor, Tensor]:
         """One client, block by block; all its rows are read where they lie."""
@@ -189,7 +220,7 @@ class Local:
         for at in range(0, count, self.block):
             stop = min(at + self.block, count)
             if count == size:
-                x, y = prepare(self.x[start + at : start + stop], self.pixels), self.y[start + at : start + stop]
+                x, y = self._take(lambda v, a=start + at, b=start + stop: v[a:b])  # type: ignore[misc]
             else:
                 x, y = self._rows(start + torch.arange(at, stop, device=self.device) * size // count)
             share = (stop - at) / count
@@ -200,15 +231,3 @@ class Local:
                 F = F + share * self.problem.losses(w, x, y)[0]
         return F, g
 
-
-def _gather(parts: Iterable[Part]) -> Part:
-    """Sums the totals in a fixed order and sets the numbers and memories end to end."""
-    total: Named = {}
-    rest = []
-    for part in parts:
-        for name, v in part.total.items():
-            total[name] = total[name] + v if name in total else v
-        rest.append(part)
-    each = {name: torch.cat([part.each[name] for part in rest]) for name in rest[0].each}
-    memory = {name: torch.cat([part.memory[name] for part in rest]) for name in rest[0].memory}
-    return Part(total, each, memory)

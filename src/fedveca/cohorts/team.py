@@ -27,7 +27,7 @@ class Team:
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
         """The results in the order of the items."""
         with single():
-            yield from map(work, items) if min(self.size, len(items)) == 1 else self._pool.map(work, items)
+            yield from (map if min(self.size, len(items)) == 1 else self._pool.map)(work, items)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

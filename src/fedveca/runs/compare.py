@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from fedveca.runs.experiment import METHODS, Experiment
-from fedveca.runs.record import Run
+from fedveca.runs.record import Run, refuse
 from fedveca.runs.run import run
 from fedveca.tasks.data import Dataset, load
 
 Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
+
+
+class Chain(NamedTuple):
+    """The runs of one seed, in order: FedVeca's total of steps is the others'."""
+
+    experiment: Experiment
+    methods: tuple[str, ...]
+    out: Path
+    device: str
+
+    def __call__(self, started: Started | None = None, data: Dataset | None = None) -> list[Run]:
+        runs: list[Run] = []
+        tau_all = self.experiment.tau_all
+        for method in self.methods:
+            e = replace(self.experiment, method=method, tau_all=0 if method == "fedveca" else tau_all)
+            folder = self.out / f"{method}-seed{e.seed}"
+            done = finished(folder, e) or run(
+                e, folder, device=self.device, data=data, watch=started(e) if started else None
+            )
+            tau_all = done.summary["tau_all"] if method == "fedveca" else tau_all
+            runs.append(done)
+        return runs
 
 
 def compare(
@@ -24,41 +51,49 @@ def compare(
     *,
     methods: tuple[str, ...] = METHODS,
     device: str = "auto",
+    workers: int = 1,
     started: Started | None = None,
+    ended: Callable[[Run], None] | None = None,
 ) -> list[Run]:
     """Runs every method for every seed into folders of `out`, and writes table.json there.
 
-    A run that is already there, whole and with the same settings, is not repeated.
+    A run that is already there, whole and with the same settings, is not repeated; one that was interrupted
+    starts again. With several workers, seeds run in processes side by side and only `ended` is told.
     """
-    data = _shared(experiment)
+    refuse(out)
+    chains = [
+        Chain(replace(experiment, seed=seed), methods, out, device)
+        for seed in range(experiment.seed, experiment.seed + seeds)
+    ]
+    data = _shared(experiment)  # read before anything is written
     runs = []
-    for seed in range(experiment.seed, experiment.seed + seeds):
-        tau_all = 0
-        for method in methods:
-            e = replace(experiment, method=method, seed=seed)
-            if method != "fedveca":
-                e = replace(e, tau_all=tau_all or e.tau_all)
-            folder = out / f"{method}-seed{seed}"
-            done = finished(folder, e) or run(
-                e, folder, device=device, data=data, watch=started(e) if started else None
-            )
-            if method == "fedveca":
-                tau_all = done.summary["tau_all"]
+    for batch in _side_by_side(chains, workers) if workers > 1 else (chain(started, data) for chain in chains):
+        for done in batch:
             runs.append(done)
+            if ended:
+                ended(done)
     (out / "table.json").write_text(json.dumps(table(runs), indent=2) + "\n")
     return runs
 
 
+def _side_by_side(chains: list[Chain], workers: int) -> Iterator[list[Run]]:
+    threads = max(1, torch.get_num_threads() // workers)
+    fresh = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+    with ProcessPoolExecutor(workers, fresh, torch.set_num_threads, (threads,)) as pool:
+        yield from pool.map(Chain.__call__, chains)
+
+
 def finished(folder: Path, experiment: Experiment) -> Run | None:
-    """The run of this experiment that `folder` holds; ValueError if it holds another or half of one."""
+    """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused."""
     if not folder.exists():
         return None
     done = Run.open(folder)
     if done.experiment != experiment:
         raise ValueError(f"{folder} holds a run with other settings; name another --out")
-    if not done.summary:
-        raise ValueError(f"{folder} holds a run that was interrupted; remove it to run it again")
-    return done
+    if done.summary:
+        return done
+    shutil.rmtree(folder)
+    return None
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
@@ -69,7 +104,8 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"method": method, "seeds": [r.experiment.seed for r in mine]}
         row["tau_all"] = statistics.fmean(r.summary["tau_all"] for r in mine)
         for which in ("last", "kept"):
-            row[which] = {name: spread([r.summary[which][name] for r in mine]) for name in ("test_loss", "test_accuracy")}
+            for name in ("test_loss", "test_accuracy"):
+                row.setdefault(which, {})[name] = spread([r.summary[which][name] for r in mine])
         rows.append(row)
     return rows
 

@@ -22,6 +22,7 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import RULES, Shares, partition
 from fedveca.tasks.problem import Problem
 
+LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
 
 
@@ -48,7 +49,7 @@ class Experiment:
     rounds: int = option(100, "communication rounds K", low=1)
     batch: int = option(100, "rows of a mini-batch B", low=1)
     lr: float = option(0.01, "learning rate eta", low=0, open_ends=True)
-    seed: int = option(0, "of all chance", low=0, high=2**31 - 1)
+    seed: int = option(0, "of all chance", low=0, high=LARGEST)
     alpha: float = option(0.95, "FedVeca: how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
     tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1)
     tau_max: int = option(50, "FedVeca: the most local steps", low=2)
@@ -60,7 +61,7 @@ class Experiment:
     shards: int = option(2, "shards: pieces of one label each client gets", low=1)
     heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
     hidden: int = option(64, "mlp: hidden units", low=1)
-    init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or PyTorch's", of=("paper", "torch"))
+    init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     engine: str = option("local", "where the clients run", of=("local",))
@@ -101,6 +102,8 @@ def build(experiment: Experiment, device: str = "cpu", data: Dataset | None = No
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed
         )
+    if e.pixels in ("unit", "standardised") and data.x.dim() != 4:
+        raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     alone = e.method == "centralised"  # FedAvg with one client
@@ -174,7 +177,7 @@ def parse(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise ValueError(f"{word!r} is not key=value")
-        out[known(key)] = _typed(key, value)
+        out[key] = _typed(known(key), value)
     return out
 
 
@@ -182,7 +185,8 @@ def known(key: str) -> str:
     if key in FIELDS:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
-    raise ValueError(f"{key} is not a setting" + (f"; did you mean {near[0]}?" if near else "; `fedveca list` shows all"))
+    hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
+    raise ValueError(f"{key} is not a setting; {hint}")
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -194,8 +198,8 @@ def range_of(field: dataclasses.Field[Any]) -> str:
         return "text"
     left, right = ("(", ")") if m["open"] else ("[", "]")
     if math.isinf(m["high"]):
-        return f"{'>' if m['open'] else '>='} {m['low']:g}"
-    return f"{left}{m['low']:g}, {m['high']:g}{right}"
+        return f"{'>' if m['open'] else '>='} {m['low']}"
+    return f"{left}{m['low']}, {m['high']}{right}"
 
 
 def _typed(key: str, value: str) -> Any:
@@ -217,6 +221,10 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{field.name}={value} is not known{hint}; allowed: {range_of(field)}")
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{field.name}={value!r} is not UTF-8 text")
+    if isinstance(value, int) and value > LARGEST:
+        raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
     if isinstance(value, int | float):
         inside = m["low"] < value < m["high"] if m["open"] else m["low"] <= value <= m["high"]
         if not inside or not math.isfinite(value):
@@ -226,5 +234,6 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def _toml(value: Any) -> str:
     if isinstance(value, str):
-        return '"' + "".join(f"\\u{ord(c):04x}" if c in '"\\' or ord(c) < 32 or ord(c) == 127 else c for c in value) + '"'
+        quoted = (f"\\u{ord(c):04x}" if c in '"\\\x7f' or ord(c) < 32 else c for c in value)
+        return f'"{"".join(quoted)}"'
     return repr(value)

@@ -39,7 +39,10 @@ class Run:
             lines = (folder / "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # a torn last line is not a line
             summary = folder / "summary.json"
             closing = json.loads(summary.read_text("utf-8")) if summary.exists() else {}
-            return Run(experiment, [json.loads(line) for line in lines], closing, folder=folder)
+            rounds = [json.loads(line) for line in lines]
+            if not all(isinstance(part, dict) for part in (closing, *rounds)):
+                raise ValueError("its summary or one of its rounds is no table of names")
+            return Run(experiment, rounds, closing, folder=folder)
         except (OSError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{folder} is not a run folder: {error}") from error
 
@@ -86,7 +89,7 @@ class Folder:
 
 def refuse(path: Path) -> None:
     """ValueError where a run folder cannot be made."""
-    if (path / "experiment.toml").exists():
+    if any((path / name).exists() for name in ("experiment.toml", "rounds.jsonl")):
         raise ValueError(f"--out {path} already holds a run; name another folder")
     if path.exists() and not path.is_dir():
         raise ValueError(f"--out {path} is a file; name a folder")

@@ -37,16 +37,21 @@ class Dataset:
 
 def prepare(x: Tensor, pixels: str) -> Tensor:
     """A batch as float32: as it is, divided by 255, or each image [C, H, W] to mean 0 and sd 1."""
-    x = x.to(torch.float32)
     if pixels == "as-is":
-        return x
+        return x.to(torch.float32)
+    shift, scale = moments(x, pixels)
+    return (x.to(torch.float32) - shift) * scale
+
+
+def moments(x: Tensor, pixels: str) -> tuple[Tensor, Tensor]:
+    """What to take from each image [..., C, H, W] and what to multiply it by then: each [..., 1, 1, 1]."""
+    image = (-3, -2, -1)
     if pixels == "unit":
-        return x / 255
+        zero = torch.zeros_like(x[..., :1, :1, :1], dtype=torch.float32)
+        return zero, zero + 1 / 255
     if pixels == "standardised":
-        image = (-3, -2, -1)
-        x = x - x.mean(image, keepdim=True)
-        sd = x.square().mean(image, keepdim=True).sqrt()
-        return x / sd.clamp(min=1 / math.sqrt(math.prod(x.shape[-3:])))
+        variance, mean = torch.var_mean(x.to(torch.float32), image, correction=0, keepdim=True)
+        return mean, variance.clamp(min=1 / math.prod(x.shape[-3:])).rsqrt()
     raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -40,6 +40,10 @@ class Problem(Protocol):
         """The vector as the model's own parameters."""
         ...
 
+    def fork(self) -> Problem:
+        """The same problem with working memory of its own, to be used beside this one."""
+        ...
+
 
 class SquaredSvm:
     """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
@@ -55,7 +59,7 @@ class SquaredSvm:
 
     def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, s = x.flatten(2), 1 - 2 * (y % 2)
-        slack = (1 - s * torch.bmm(x, w[:, :, None])[:, :, 0]).clamp(min=0)
+        slack = (1 - s * torch.bmm(w[:, None], x.transpose(1, 2))[:, 0]).clamp(min=0)  # 3 times x @ w's speed
         each = slack / x.shape[1] if weight is None else slack * weight
         loss = 0.5 * (self.ridge * (w * w).sum(-1) + (each * slack).sum(-1))
         return loss, torch.baddbmm(w[:, None], (each * s)[:, None], x, beta=self.ridge, alpha=-1)[:, 0]
@@ -67,6 +71,9 @@ class SquaredSvm:
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         return {"w": w}
+
+    def fork(self) -> SquaredSvm:
+        return self
 
 
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
@@ -83,19 +90,26 @@ class Network:
     Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
     """
 
-    def __init__(self, module: nn.Module, said: str = "the model", loss: Rows = cross_entropy, metric: Rows = hits) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        said: str = "the model",
+        loss: Rows = cross_entropy,
+        metric: Rows = hits,
+        precision: str = "float32",
+    ) -> None:
         check(module, said)
-        self.module, self.loss, self.metric = module, loss, metric
+        self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.sizes = [p.numel() for p in module.parameters()]
         self.size = sum(self.sizes)
         self.mapped = not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
-        self._local = threading.local()
+        self._local = threading.local()  # replicas: dict[torch.device, Replica]
 
     def init(self) -> Tensor:
         return self.flat([p.detach() for p in self.module.parameters()])
 
-    def flat(self, parts: list[Tensor]) -> Tensor:
+    def flat(self, parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([(p.permute(0, 2, 3, 1) if p.dim() == 4 else p).reshape(-1) for p in parts])
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
@@ -112,7 +126,11 @@ class Network:
             mapped = vmap(grad_and_value(self._loss), in_dims=(0, 0, 0, None if weight is None else 0))
             g, loss = mapped(w, x, y, weight)
             return loss, g
-        alone = [self._replica(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
+        replica = self._replica(w.device)
+        if len(w) == 1:
+            loss, g = replica(w[0], x[0], y[0], None if weight is None else weight[0])
+            return loss[None], g[None]
+        alone = [replica(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
         return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,42 +139,43 @@ class Network:
             return self.loss(scores, y).mean(), self.metric(scores, y).mean()
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        return self._replica.scores(w, x)
+        return self._replica(w.device).scores(w, x)
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         return _mean(self.loss(functional_call(self.module, self.named(w), (x,)), y), weight)
 
-    @property
-    def _replica(self) -> Replica:
-        """A module changes while it is called, so each thread has its own."""
-        if not hasattr(self._local, "replica"):
-            self._local.replica = Replica(self)
-        replica: Replica = self._local.replica
-        return replica
+    def fork(self) -> Network:
+        return Network(self.module, "", self.loss, self.metric, self.precision)
+
+    def _replica(self, device: torch.device) -> Replica:
+        """A module changes while it is called, so each thread has its own on each device."""
+        mine: dict[torch.device, Replica] = self._local.__dict__.setdefault("replicas", {})
+        if device not in mine:
+            mine[device] = Replica(self, device)
+        return mine[device]
 
 
 class Replica:
-    """A copy of the module whose parameters and gradients are views of two flat vectors."""
+    """A copy of the module whose parameters are views of one flat vector."""
 
-    def __init__(self, network: Network) -> None:
-        self.module, self.loss = copy.deepcopy(network.module), network.loss
-        self.w, self.g = torch.empty(network.size), torch.empty(network.size)
-        for p, w, g in zip(
-            self.module.parameters(), network.named(self.w).values(), network.named(self.g).values(), strict=True
-        ):
-            p.data, p.grad = w, g
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.network, self.module = network, copy.deepcopy(network.module)
+        self.w = torch.empty(network.size, device=device)
+        self.parameters = list(self.module.parameters())
+        for p, w in zip(self.parameters, network.named(self.w).values(), strict=True):
+            p.data = w
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """F and grad F at one w [P]."""
-        self.g.zero_()
-        loss = _mean(self.loss(self.scores(w, x), y), weight)
-        torch.autograd.backward(loss)
-        return loss.detach(), self.g.clone()
+        loss = _mean(self.network.loss(self.scores(w, x), y), weight)
+        return loss.detach(), self.network.flat(torch.autograd.grad(loss, self.parameters))
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         self.w.copy_(w)
-        out: Tensor = self.module(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
-        return out
+        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.network.precision == "bfloat16"):
+            out: Tensor = self.module(x)
+        return out.float()
 
 
 def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
@@ -181,4 +200,4 @@ def check(module: nn.Module, said: str) -> None:
         raise ValueError(f"{said} has no parameters to train")
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad or p.dtype != torch.float32]
     if frozen:
-        raise ValueError(f"{said}: parameter {frozen[0]} is frozen or not float32; every parameter is trained in float32")
+        raise ValueError(f"{said}: parameter {frozen[0]} is frozen or not float32; all are trained, in float32")

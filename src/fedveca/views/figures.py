@@ -42,7 +42,8 @@ def curves(runs: Sequence[Run], path: Path, title: str) -> None:
             _focus(axis, runs, name)
             axis.set_xlabel("round")
             axis.set_ylabel(label)
-        axes[1].legend(loc="lower right")
+        if axes[1].get_legend_handles_labels()[0]:
+            axes[1].legend(loc="lower right")
         figure.suptitle(title, fontsize=11)
         save(figure, path)
 

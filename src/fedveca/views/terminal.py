@@ -34,7 +34,9 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._still()
 
     def _still(self) -> None:
@@ -45,7 +47,7 @@ class Screen:
     def say(self, text: str) -> None:
         if not self.quiet:
             self._still()
-            self.out.print(text)
+            self.out.print(text, markup=False)
 
     def run(self, experiment: Experiment) -> Callable[[dict[str, Any]], None]:
         """A watcher of one run's rounds."""
@@ -75,11 +77,16 @@ class Screen:
 
         return watch
 
-    def summary(self, run: Run) -> None:
-        """The closing lines of one run."""
+    def stopped(self, run: Run) -> None:
+        """Says why, if the run could not go on."""
         if "stopped" in run.summary:
             self._still()
-            self.progress.print(f"stopped: {run.summary['stopped']}", style="red")
+            e = run.experiment
+            self.progress.print(f"{e.method} seed {e.seed} stopped: {run.summary['stopped']}", style="red")
+
+    def summary(self, run: Run) -> None:
+        """The closing lines of one run."""
+        self.stopped(run)
         rows = Table(box=None, pad_edge=False)
         for heading in ("model", "of round", "test accuracy", "test loss"):
             rows.add_column(heading, justify="left" if heading == "model" else "right")
@@ -93,16 +100,17 @@ class Screen:
 
     def table(self, rows: list[dict[str, Any]], name: str) -> None:
         """The methods side by side, last and kept model; the best of each column in bold."""
-        shown = Table(title=name, title_justify="left", pad_edge=False)
-        shown.add_column("method")
-        shown.add_column("local steps", justify="right")
+        shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        shown.add_column("\nmethod", no_wrap=True)
+        shown.add_column("local\nsteps", justify="right", no_wrap=True)
         columns = [(w, n) for w in ("kept", "last") for n in ("test_accuracy", "test_loss")]
         for which, what in columns:
-            shown.add_column(f"{which}\n{'accuracy %' if 'acc' in what else 'loss'}", justify="right")
+            shown.add_column(f"{which}\n{'accuracy %' if 'acc' in what else 'loss'}", justify="right", no_wrap=True)
         best = {}
         for which, what in columns:
-            rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised" and r[which][what]["mean"] is not None]
-            best[which, what] = (max if "acc" in what else min)(rivals, default=None)
+            rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
+            known = [mean for mean in rivals if mean is not None]
+            best[which, what] = (max if "acc" in what else min)(known, default=None)
         for row in rows:
             cells = []
             for which, what in columns:

@@ -1,0 +1,93 @@
+"""On a CUDA device a client's step is bound by the launching of its kernels: here it is captured once, as a graph.
+
+A lane is one stream with its own graph. Clients are dealt over the lanes and run side by side, each step one
+launch; the host never waits inside a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.tasks.problem import Problem
+
+Batch = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
+
+
+class Lanes:
+    """Streams over which clients are dealt."""
+
+    def __init__(self, size: int, algorithm: Algorithm, problem: Problem, batch: Batch) -> None:
+        self.size, self.algorithm, self.problem, self.batch = size, algorithm, problem, batch
+        self._lanes: list[Lane] = []
+
+    def walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+        """w [n, P] and s after each client's tau steps on the rows index [n, tau, B], from w = order.w."""
+        while len(self._lanes) < min(self.size, len(tau)):
+            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.batch))
+        main = torch.cuda.current_stream()
+        for lane in self._lanes:
+            lane.stream.wait_stream(main)
+        out = []
+        for i, steps in enumerate(tau):
+            lane = self._lanes[i % len(self._lanes)]
+            with torch.cuda.stream(lane.stream):
+                out.append(lane.walk(order, tree_map(lambda v, i=i: v[i : i + 1], s), index[i, :steps]))
+        for lane in self._lanes:
+            main.wait_stream(lane.stream)
+        both: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), *out)
+        return both
+
+
+class Lane:
+    """One client's local steps, replayed on a stream of their own."""
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, batch: Batch) -> None:
+        self.algorithm, self.problem, self.batch = algorithm, problem, batch
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def walk(self, order: Order, s: Any, index: Tensor) -> tuple[Tensor, Any]:
+        """w [1, P] and s after len(index) steps from order.w, on the rows index [tau, B]."""
+        if self.graph is None or len(index) > len(self.index):
+            self._capture(order, s, index)
+        assert self.graph is not None
+        _copy((self.order, self.s), (order, s))
+        self.w.copy_(order.w)
+        self.at.zero_()
+        self.index[: len(index)].copy_(index)
+        for _ in range(len(index)):
+            self.graph.replay()
+        return self.w.clone(), tree_map(torch.clone, self.s)
+
+    def _capture(self, order: Order, s: Any, index: Tensor) -> None:
+        self.order, self.s = tree_map(torch.clone, (order, s))
+        self.w = order.w.clone()[None]
+        self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
+        room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured anew
+        self.index = index[:1].repeat(room, 1)
+        for _ in range(3):  # libraries choose their kernels before the capture
+            self._step()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self._step()
+        self.graph = graph
+
+    def _step(self) -> None:
+        x, y = self.batch(self.index.index_select(0, self.at))
+        w, s = self.algorithm.step(self.order, self.s, self.w, self.problem.gradients(self.w, x, y)[1])
+        self.w.copy_(w)
+        _copy(self.s, s)
+        self.at.add_(1)
+
+
+def _copy(into: Any, source: Any) -> None:
+    for a, b in zip(tree_flatten(into)[0], tree_flatten(source)[0], strict=True):
+        if a.data_ptr() != b.data_ptr():
+            a.copy_(b)
