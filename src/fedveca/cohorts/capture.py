@@ -6,7 +6,8 @@ launch; the host never waits inside a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +86,17 @@ class Lane:
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)
+
+
+@contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """On CUDA, products of float32 matrices in TF32 while it lasts, as cuDNN's convolutions are by default."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _copy(into: Any, source: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.cohorts.capture import Lanes
+from fedveca.cohorts.capture import Lanes, tensor_cores
 from fedveca.cohorts.draws import rows as draw_rows
 from fedveca.cohorts.team import Team
 from fedveca.tasks.data import moments, prepare
@@ -107,10 +107,11 @@ class Local:
         crew = Crew.of(ids[by_tau], tau[by_tau], self.start, self.device)
         total: Named = {}
         parts = []
-        for part in self.team.map(partial(self._chunk, k, order), crew.cut(self._width(len(ids)))):
-            for name, v in part.total.items():
-                total[name] = total[name] + v if name in total else v  # in a fixed order
-            parts.append(part)
+        with tensor_cores(self.device):
+            for part in self.team.map(partial(self._chunk, k, order), crew.cut(self._width(len(ids)))):
+                for name, v in part.total.items():
+                    total[name] = total[name] + v if name in total else v  # in a fixed order
+                parts.append(part)
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         well = each.pop("well") > 0
         self._remember(crew.ids, well, parts)

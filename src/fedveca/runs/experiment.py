@@ -63,6 +63,7 @@ class Experiment:
     hidden: int = option(64, "mlp: hidden units", low=1)
     init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
+    precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     engine: str = option("local", "where the clients run", of=("local",))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
@@ -111,7 +112,7 @@ def build(experiment: Experiment, device: str = "cpu", data: Dataset | None = No
         "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
         concentration=e.concentration, shards=e.shards, writer=data.writer,
     )
-    problem = model(e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden, seed=e.seed)
+    problem = model(e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden, seed=e.seed, precision=e.precision)
     algorithm = method(e)
     cohort = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,7 @@ class Cnn(nn.Module):
 def _pooled(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """maxpool(relu(conv(x) + b)) with bias and ReLU after the pooling: the same, on a quarter of the numbers."""
     assert conv.bias is not None
-    weight: Tensor = conv.weight
-    if x.is_cuda and x.shape[1] % 4:  # the tensor cores want channels by four
-        more = (0, 0, 0, 0, 0, -x.shape[1] % 4)
-        x, weight = nn.functional.pad(x, more), nn.functional.pad(weight, more)
-    x = nn.functional.conv2d(x, weight, padding=2)
+    x = nn.functional.conv2d(x, conv.weight, padding=2)
     if x.is_cuda and _fused() and not (x.shape[2] % 2 or x.shape[3] % 2):
         return _fused().pool(x, conv.bias)  # type: ignore[no-any-return]
     return torch.relu(nn.functional.max_pool2d(x, 2) + conv.bias[:, None, None])
@@ -66,23 +62,36 @@ def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def model(name: str, shape: Shape, classes: int, *, init: str = "paper", hidden: int = 64, seed: int = 0) -> Problem:
+def model(
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    init: str = "paper",
+    hidden: int = 64,
+    precision: str = "float32",
+    seed: int = 0,
+) -> Problem:
     """The problem that `name` poses on rows of `shape`; w_0 is a pure function of the seed."""
     if name == "svm":
         return SquaredSvm(math.prod(shape))
+    build: Callable[[], nn.Module]
     if name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(shape)}")
-        return _network(lambda: Cnn(shape, classes, init), "model=cnn", shape, classes, seed)
-    if name == "mlp":
-        return _network(lambda: mlp(shape, classes, hidden), "model=mlp", shape, classes, seed)
-    if ":" in name:
-        factory = _import(name)
-        return _network(lambda: factory(shape, classes), f"model={name}", shape, classes, seed)
-    raise ValueError(f"model={name} is not known; it is svm, cnn, mlp or package.module:factory")
+        build = partial(Cnn, shape, classes, init)
+    elif name == "mlp":
+        build = partial(mlp, shape, classes, hidden)
+    elif ":" in name:
+        build = partial(_import(name), shape, classes)
+    else:
+        raise ValueError(f"model={name} is not known; it is svm, cnn, mlp or package.module:factory")
+    return _network(build, f"model={name}", shape, classes, precision, seed)
 
 
-def _network(build: Callable[[], nn.Module], said: str, shape: Shape, classes: int, seed: int) -> Network:
+def _network(
+    build: Callable[[], nn.Module], said: str, shape: Shape, classes: int, precision: str, seed: int
+) -> Network:
     """A module built under the seed, tried on two rows before it is trusted."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -95,7 +104,7 @@ def _network(build: Callable[[], nn.Module], said: str, shape: Shape, classes: i
         raise ValueError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise ValueError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
-    network, rows = Network(module, said), torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    network, rows = Network(module, said, precision=precision), torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
         scores, again = (network.scores(network.init(), rows) for _ in range(2))
     except Exception as error:
