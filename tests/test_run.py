@@ -360,9 +360,21 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="fedveca-seed7 holds a run with other settings; name another --out"):
         compare(replace(e, lr=0.1), 2, tmp_path, device="cpu")
-    (tmp_path / "scaffold-seed8" / "summary.json").unlink()
-    with pytest.raises(ValueError, match="scaffold-seed8 holds a run that was interrupted; remove it to run it again"):
-        compare(e, 2, tmp_path, device="cpu")
+    moved = compare(replace(e, data_dir="elsewhere"), 2, tmp_path, device="cpu", started=started)
+    assert table(moved) == rows  # where the data lie decides nothing
+
+
+@pytest.mark.parametrize("left", [("experiment.toml", "environment.json", "rounds.jsonl"), ("experiment.toml",), ()])
+def test_half_a_run_is_made_again(tmp_path: Path, left: tuple[str, ...]) -> None:
+    e = replace(SMALL, rounds=6, tau_0=5)
+    whole = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu")
+    for path in (tmp_path / "fedavg-seed0").iterdir():
+        if path.name not in left:
+            path.unlink()
+    ran = []
+    again = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu", started=lambda e: ran.append(e.method))
+    assert ran == ["fedavg"]
+    assert table(again) == table(whole)
 
 
 def test_seeds_beyond_the_last_are_refused_before_anything_runs(tmp_path: Path) -> None:

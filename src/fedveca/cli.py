@@ -56,6 +56,21 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
+    again.add_argument(
+        "what", nargs="?", default="all", metavar="WHAT",
+        help="table1, curves, premise, cases, instant, alpha, clients or all (the default)",
+    )
+    again.add_argument("--seeds", type=int, default=10, metavar="N", help="independent repetitions (default 10)")
+    again.add_argument(
+        "--out", type=Path, default=Path("reproduction"), metavar="DIR",
+        help="folder of runs and results; what is finished there is not repeated (default reproduction)",
+    )
+    again.add_argument("--tasks", default="", metavar="T,T", help="some of svm-mnist,cnn-mnist,cnn-cifar10")
+    again.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    again.add_argument("--workers", type=int, default=1, metavar="N", help="seeds side by side (default 1)")
+    again.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
+    again.add_argument("--quiet", action="store_true", help="say only what went wrong")
     takes_experiment(command("partition", _partition, "Show how many rows of each label every client owns."))
     command("list", _list, "Show methods, data, models, partitions, presets and every setting.")
     data = command("data", _data, "Fetch a data set and check every byte of it.")
@@ -111,6 +126,39 @@ def _compare(args: argparse.Namespace) -> int:
         for done in runs:
             screen.stopped(done)
     return 1 if any("stopped" in done.summary for done in runs) else 0
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from fedveca.runs.record import refuse
+    from fedveca.runs.reproduce import TASKS, reproduce, studies
+    from fedveca.runs.run import resolve
+    from fedveca.views.terminal import Screen
+
+    for name in ("seeds", "workers"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+    tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
+    wanted = studies(args.what, tasks)
+    resolve(args.device)
+    refuse(args.out)
+    with Screen(args.quiet) as screen:
+        runs = reproduce(
+            args.what, args.seeds, args.out, tasks=tasks, device=args.device, workers=args.workers,
+            data_dir=args.data_dir, started=screen.run, ended=screen.ended if args.workers > 1 else None,
+        )
+        stopped = [run for mine in runs.values() for run in mine if "stopped" in run.summary]
+        for run in stopped:
+            screen.stopped(run)
+        if stopped:
+            return 1
+        from fedveca.views.paper import write
+
+        only = f" --tasks {args.tasks}" if args.tasks else ""
+        for what, of in wanted.items():
+            command = f"fedveca reproduce {what} --seeds {args.seeds}{only}"
+            screen.paper(write(what, of, runs, args.out / "results", command))
+        screen.say(f"results: {args.out / 'results'}   runs: {args.out}")
+    return 0
 
 
 def _partition(args: argparse.Namespace) -> int:

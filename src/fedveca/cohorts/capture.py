@@ -27,8 +27,8 @@ class Lanes:
         self.size, self.algorithm, self.problem, self.batch = size, algorithm, problem, batch
         self._lanes: list[Lane] = []
 
-    def walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
-        """w [n, P] and s after each client's tau steps on the rows index [n, tau, B], from w = order.w."""
+    def walk(self, order: Order, s: Any, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+        """w [n, P] and s after each client's tau steps from order.w, on the rows index [n, tau, B]."""
         while len(self._lanes) < min(self.size, len(tau)):
             self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.batch))
         main = torch.cuda.current_stream()
@@ -82,7 +82,7 @@ class Lane:
 
     def _step(self) -> None:
         x, y = self.batch(self.index.index_select(0, self.at))
-        w, s = self.algorithm.step(self.order, self.s, self.w, self.problem.gradients(self.w, x, y)[1])
+        w, s = self.algorithm.step(self.order, self.s, self.w, self.problem.slope(self.w, x, y))
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)

@@ -18,13 +18,13 @@ _STEP, _MIX1, _MIX2 = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), 
 
 def _shift(x: Tensor, by: int) -> Tensor:
     low: int = 2 ** (64 - by) - 1
-    return (x >> by) & low  # logical, where >> on int64 keeps the sign
+    return (x >> by).bitwise_and_(low)  # logical, where >> on int64 keeps the sign
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
-    return x ^ _shift(x, 31)
+    x = _shift(x, 30).bitwise_xor_(x).mul_(_MIX1)
+    x = _shift(x, 27).bitwise_xor_(x).mul_(_MIX2)
+    return _shift(x, 31).bitwise_xor_(x)
 
 
 def _key(seed: int, k: int, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -87,7 +88,7 @@ class Local:
         self.x, self.y = x.to(self.device), y.to(self.device)
         self._moments = None  # of each row, where rows stay as compact as they came
         if self.device.type == "cpu" or pixels == "as-is":
-            self.x = prepare(self.x, pixels)  # once: here memory is cheaper than time
+            self.x = _large_pages(prepare(self.x, pixels))  # once: here memory is cheaper than time
         else:
             parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])
@@ -108,7 +109,7 @@ class Local:
         total: Named = {}
         parts = []
         with tensor_cores(self.device):
-            for part in self.team.map(partial(self._chunk, k, order), crew.cut(self._width(len(ids)))):
+            for part in self.team.map(partial(self._chunk, k, order, len(ids)), crew.cut(self._width(len(ids)))):
                 for name, v in part.total.items():
                     total[name] = total[name] + v if name in total else v  # in a fixed order
                 parts.append(part)
@@ -126,7 +127,7 @@ class Local:
         worth = n * self.batch * self.x[0].numel() > THREAD_FLOATS
         return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
-    def _chunk(self, k: int, order: Order, crew: Crew) -> Part:
+    def _chunk(self, k: int, order: Order, asked: int, crew: Crew) -> Part:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm
         w = order.w.expand(len(crew.ids), -1)  # [n, P]
@@ -137,8 +138,11 @@ class Local:
         here, start, size, taken = crew.table
         s = algorithm.start(order, self._recall(crew.ids, order.w), g0)
         index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
-        walk = self._lanes.walk if self._lanes else self._walk
-        w, s = walk(order, s, w, index, crew.tau.tolist())
+        if self._lanes:
+            w, s = self._lanes.walk(order, s, index, crew.tau.tolist())
+        else:
+            alone = asked == len(crew.ids) and self.problem.mapped  # the other workers are free
+            w, s = self._walk(order, s, w, index, crew.tau.tolist(), alone)
         vectors, each, memory = algorithm.finish(order, s, w, taken[:, None].to(w.dtype))
         each = {name: v[:, 0] for name, v in each.items()}
         if self.loss or algorithm.needs_gradient:
@@ -151,16 +155,18 @@ class Local:
         total = {name: weight @ torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
         return Part(total, each | {"well": well}, memory)
 
-    def _walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+    def _walk(
+        self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int], alone: bool
+    ) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""
         done = []
-        for t in range(tau[0]):
-            going = sum(tau_i > t for tau_i in tau)
-            if going < len(w):
-                done.append(tree_map(lambda v, going=going: v[going:], (w, s)))
-                w, s = tree_map(lambda v, going=going: v[:going], (w, s))
-            x, y = self._rows(index[:going, t])
-            w, s = self.algorithm.step(order, s, w, self.problem.gradients(w, x, y)[1])
+        going = [sum(tau_i > t for tau_i in tau) for t in range(tau[0])]
+        picks = (index[:n, t] for t, n in enumerate(going))
+        for n, (x, y) in zip(going, self.team.ahead(self._rows, picks, alone), strict=True):
+            if n < len(w):
+                done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
+                w, s = tree_map(lambda v, n=n: v[:n], (w, s))
+            w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
         if not done:
             return w, s
         out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
@@ -232,3 +238,11 @@ class Local:
                 F = F + share * self.problem.losses(w, x, y)[0]
         return F, g
 
+
+
+def _large_pages(x: Tensor) -> Tensor:
+    """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
+    if x.device.type != "cpu":
+        return x
+    out = torch.from_numpy(np.empty(x.shape, np.float32))
+    return out.copy_(x)

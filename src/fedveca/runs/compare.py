@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import signal
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -65,7 +66,8 @@ def compare(
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)
     ]
-    data = _shared(experiment)  # read before anything is written
+    there = (out / f"{m}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
+    data = None if all(map(Path.exists, there)) else _shared(experiment)  # read before anything is written
     runs = []
     for batch in _side_by_side(chains, workers) if workers > 1 else (chain(started, data) for chain in chains):
         for done in batch:
@@ -79,16 +81,27 @@ def compare(
 def _side_by_side(chains: list[Chain], workers: int) -> Iterator[list[Run]]:
     threads = max(1, torch.get_num_threads() // workers)
     fresh = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    with ProcessPoolExecutor(workers, fresh, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(workers, fresh, _worker, (threads,)) as pool:
         yield from pool.map(Chain.__call__, chains)
 
 
+def _worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; the parent tells
+
+
 def finished(folder: Path, experiment: Experiment) -> Run | None:
-    """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused."""
+    """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused.
+
+    Where the data lie decides no number, so it may differ.
+    """
     if not folder.exists():
         return None
+    if all(path.name.lstrip(".").startswith(("experiment.toml", "environment.json")) for path in folder.iterdir()):
+        shutil.rmtree(folder)  # stopped before its first round
+        return None
     done = Run.open(folder)
-    if done.experiment != experiment:
+    if replace(done.experiment, data_dir="") != replace(experiment, data_dir=""):
         raise ValueError(f"{folder} holds a run with other settings; name another --out")
     if done.summary:
         return done

@@ -112,7 +112,10 @@ def build(experiment: Experiment, device: str = "cpu", data: Dataset | None = No
         "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
         concentration=e.concentration, shards=e.shards, writer=data.writer,
     )
-    problem = model(e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden, seed=e.seed, precision=e.precision)
+    problem = model(
+        e.model, tuple(data.x.shape[1:]), data.classes,
+        init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
+    )
     algorithm = method(e)
     cohort = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveca.runs.compare import compare
+from fedveca.runs.compare import Started, compare
 from fedveca.runs.experiment import METHODS, Experiment, preset
 from fedveca.runs.record import Run
 
@@ -35,7 +37,7 @@ STUDIES: dict[str, tuple[Study, ...]] = {
     "table1": tuple(_full(name) for name in FULL),
     "curves": tuple(_full(name) for name in FULL),
     "premise": tuple(_full(name) for name in FULL),
-    "cases": tuple(_full(f"svm-mnist-case{case}") for case in (1, 2)),
+    "cases": tuple(_full(f"svm-mnist-case{case}") for case in (1, 2, 3)),
     "instant": (_full("svm-mnist-case3"),),
     "alpha": (
         _full("svm-mnist-case3"),
@@ -51,6 +53,23 @@ STUDIES: dict[str, tuple[Study, ...]] = {
 WHAT = (*STUDIES, "all")
 
 
+def studies(what: str, tasks: tuple[str, ...] = TASKS) -> dict[str, tuple[Study, ...]]:
+    """The studies of each result that `what` names, as far as `tasks` has them; ValueError where that is none."""
+    if what not in WHAT:
+        near = difflib.get_close_matches(what, WHAT, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{what} is not known{hint}; it is one of {', '.join(WHAT)}")
+    for task in tasks:
+        if task not in TASKS:
+            raise ValueError(f"--tasks {task} is not known; it names some of {','.join(TASKS)}")
+    named = STUDIES if what == "all" else {what: STUDIES[what]}
+    found = {name: tuple(study for study in of if _task(study) in tasks) for name, of in named.items()}
+    found = {name: of for name, of in found.items() if of}
+    if not found:
+        raise ValueError(f"{what} has no runs of {','.join(tasks)}; its tasks are {_task(STUDIES[what][0])}")
+    return found
+
+
 def reproduce(
     what: str,
     seeds: int,
@@ -60,21 +79,19 @@ def reproduce(
     device: str = "auto",
     workers: int = 1,
     data_dir: str = "",
+    started: Started | None = None,
     ended: Callable[[Study, Run], None] | None = None,
 ) -> dict[str, list[Run]]:
     """The runs behind `what`, by study; those already in `out` are not repeated."""
-    wanted = {study.name: study for name in (STUDIES if what == "all" else (what,)) for study in STUDIES[name]}
+    wanted = {study.name: study for of in studies(what, tasks).values() for study in of}
     runs = {}
     for study in wanted.values():
-        if study.preset.rpartition("-")[0] not in tasks:
-            continue
-        experiment = replace(study.experiment(), data_dir=data_dir)
-
-        def told(run: Run, study: Study = study) -> None:
-            if ended:
-                ended(study, run)
-
         runs[study.name] = compare(
-            experiment, seeds, out / study.name, methods=study.methods, device=device, workers=workers, ended=told
+            replace(study.experiment(), data_dir=data_dir), seeds, out / study.name, methods=study.methods,
+            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None,
         )
     return runs
+
+
+def _task(study: Study) -> str:
+    return study.preset.rpartition("-")[0]

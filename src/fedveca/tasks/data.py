@@ -39,20 +39,18 @@ def prepare(x: Tensor, pixels: str) -> Tensor:
     """A batch as float32: as it is, divided by 255, or each image [C, H, W] to mean 0 and sd 1."""
     if pixels == "as-is":
         return x.to(torch.float32)
+    if pixels == "unit":
+        return x.to(torch.float32) * (1 / 255)
     shift, scale = moments(x, pixels)
     return (x.to(torch.float32) - shift) * scale
 
 
 def moments(x: Tensor, pixels: str) -> tuple[Tensor, Tensor]:
-    """What to take from each image [..., C, H, W] and what to multiply it by then: each [..., 1, 1, 1]."""
-    image = (-3, -2, -1)
-    if pixels == "unit":
-        zero = torch.zeros_like(x[..., :1, :1, :1], dtype=torch.float32)
-        return zero, zero + 1 / 255
-    if pixels == "standardised":
-        variance, mean = torch.var_mean(x.to(torch.float32), image, correction=0, keepdim=True)
-        return mean, variance.clamp(min=1 / math.prod(x.shape[-3:])).rsqrt()
-    raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
+    """Standardising: what to take from each image [..., C, H, W], what to multiply it by then [..., 1, 1, 1]."""
+    if pixels != "standardised":
+        raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
+    variance, mean = torch.var_mean(x.to(torch.float32), (-3, -2, -1), correction=0, keepdim=True)
+    return mean, variance.clamp(min=1 / math.prod(x.shape[-3:])).rsqrt()
 
 
 def load(

@@ -104,7 +104,8 @@ def _network(
         raise ValueError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise ValueError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
-    network, rows = Network(module, said, precision=precision), torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    network = Network(module, said, precision=precision)
+    rows = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
         scores, again = (network.scores(network.init(), rows) for _ in range(2))
     except Exception as error:

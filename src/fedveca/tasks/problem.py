@@ -32,6 +32,10 @@ class Problem(Protocol):
         """
         ...
 
+    def slope(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """grad F_i [n, P] alone, for a local step."""
+        ...
+
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The mean loss and accuracy at one w [P] on rows x [B, ...], y [B]: each []."""
         ...
@@ -58,16 +62,28 @@ class SquaredSvm:
         return torch.zeros(self.size)
 
     def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, s = x.flatten(2), 1 - 2 * (y % 2)
-        slack = (1 - s * torch.bmm(w[:, None], x.transpose(1, 2))[:, 0]).clamp(min=0)  # 3 times x @ w's speed
+        x, s = x.flatten(2), self._sign(y)
+        slack = self._slack(w, x, s)
         each = slack / x.shape[1] if weight is None else slack * weight
         loss = 0.5 * (self.ridge * (w * w).sum(-1) + (each * slack).sum(-1))
         return loss, torch.baddbmm(w[:, None], (each * s)[:, None], x, beta=self.ridge, alpha=-1)[:, 0]
 
+    def slope(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        x, s = x.flatten(2), self._sign(y)
+        pull = self._slack(w, x, s) * s
+        return torch.baddbmm(w[:, None], pull[:, None], x, beta=self.ridge, alpha=-1 / x.shape[1])[:, 0]
+
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        margin = (1 - 2 * (y % 2)) * (x.flatten(1) @ w)
+        margin = self._sign(y) * (x.flatten(1) @ w)
         slack = (1 - margin).clamp(min=0)
         return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), (margin > 0).float().mean()
+
+    def _sign(self, y: Tensor) -> Tensor:
+        return (1 - 2 * (y & 1)).float()
+
+    def _slack(self, w: Tensor, x: Tensor, s: Tensor) -> Tensor:
+        """max(0, 1 - s w.x) [n, B]; as w @ x.T it is three times as fast as x @ w."""
+        return (1 - s * torch.bmm(w[:, None], x.transpose(1, 2))[:, 0]).clamp_(min=0)
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         return {"w": w}
@@ -132,6 +148,9 @@ class Network:
             return loss[None], g[None]
         alone = [replica(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
         return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
+
+    def slope(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self.gradients(w, x, y)[1]
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

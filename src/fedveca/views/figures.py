@@ -38,8 +38,8 @@ def curves(runs: Sequence[Run], path: Path, title: str) -> None:
             axes, ("test_loss", "test_accuracy"), ("test loss", "test accuracy (%)"), strict=True
         ):
             for method in dict.fromkeys(r.experiment.method for r in runs):
-                _line(axis, [r for r in runs if r.experiment.method == method], method, name)
-            _focus(axis, runs, name)
+                line(axis, [r for r in runs if r.experiment.method == method], name)
+            focus(axis, runs, name)
             axis.set_xlabel("round")
             axis.set_ylabel(label)
         if axes[1].get_legend_handles_labels()[0]:
@@ -55,7 +55,7 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def _values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:
+def values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:
     """Rounds [K], and values [seeds, K] up to the shortest run."""
     each = [[(line["round"] + 1, line[name]) for line in r.rounds if line.get(name) is not None] for r in runs]
     length = min(len(e) for e in each)
@@ -63,26 +63,31 @@ def _values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:
     return np.array([k for k, _ in each[0][:length]]), scale * np.array([[v for _, v in e[:length]] for e in each])
 
 
-def _line(axis: Any, runs: Sequence[Run], method: str, name: str) -> None:
-    label, colour, dash = LOOK.get(method, (method, None, "-"))
-    rounds, values = _values(runs, name)
-    if not values.size:
+def line(
+    axis: Any, runs: Sequence[Run], name: str, look: tuple[str, str, str] | None = None, band: bool = True
+) -> None:
+    """The mean over seeds and its band, in the look of the runs' method unless told otherwise."""
+    method = runs[0].experiment.method
+    label, colour, dash = look or LOOK[method]
+    rounds, each = values(runs, name)
+    if not each.size:
         return
-    mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0 * values[0]
+    mean, std = each.mean(0), each.std(0, ddof=1) if len(each) > 1 else 0 * each[0]
     if method == "centralised":  # one number, drawn across the rounds as in the paper
         axis.axhline(mean[-1], color=colour, linestyle=dash, linewidth=1.5, label=label)
         return
-    axis.plot(rounds, mean, color=colour, linestyle=dash, linewidth=2 if method == "fedveca" else 1.5, label=label)
-    axis.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    width, over = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2}[dash])
+    axis.plot(rounds, mean, color=colour, linestyle=dash, linewidth=width, label=label, zorder=over)
+    if band:
+        axis.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
-def _focus(axis: Any, runs: Sequence[Run], name: str) -> None:
+def focus(axis: Any, runs: Sequence[Run], name: str) -> None:
     """The first steep rounds may leave the picture: the end is what is compared."""
-    values = [_values([r], name)[1][0] for r in runs]
-    values = [v for v in values if len(v) > 5]
-    if not values:
+    each = [v for r in runs if len(v := values([r], name)[1][0]) > 5]
+    if not each:
         return
-    rest = np.concatenate([v[len(v) // 20 :] for v in values])
+    rest = np.concatenate([v[len(v) // 20 :] for v in each])
     low, high = np.nanpercentile(rest, [0, 98] if "loss" in name else [2, 100])
     pad = 0.06 * (high - low or 1)
     axis.set_ylim(low - pad, high + pad)

@@ -77,6 +77,15 @@ class Screen:
 
         return watch
 
+    def ended(self, study: Any, run: Run) -> None:
+        """One line of a run whose rounds were not watched."""
+        e, kept = run.experiment, run.summary["kept"]
+        if not self.quiet:
+            self.progress.print(
+                f"{study.name}: {e.method} seed {e.seed}  accuracy {_percent(kept['test_accuracy'])}  "
+                f"loss {_number(kept['test_loss'])}", soft_wrap=True,
+            )
+
     def stopped(self, run: Run) -> None:
         """Says why, if the run could not go on."""
         if "stopped" in run.summary:
@@ -120,6 +129,34 @@ class Screen:
                 bold = mean is not None and mean == best[which, what] and row["method"] != "centralised"
                 cells.append(f"[bold]{text}[/bold]" if bold else text)
             shown.add_row(row["method"], f"{row['tau_all']:.0f}", *cells)
+        self._print(shown)
+
+    def paper(self, content: dict[str, Any]) -> None:
+        """One result beside the paper's: its table where it has one, and what the paper says of it."""
+        if content["what"] == "table1":
+            for entry in content["results"]:
+                self._table1(entry["task"], entry["rows"])
+        shown = Table(title=Text(content["what"]), title_justify="left", box=None, pad_edge=False, show_header=False)
+        for claim in content["claims"]:
+            word, style = {True: ("yes", "green"), False: ("no", "red")}.get(claim["holds"], ("partly", "yellow"))
+            said = Text.assemble(claim["claim"], "\n", (claim["evidence"], "dim"))
+            shown.add_row(Text(word, style=style), said)
+        self._print(shown)
+
+    def _table1(self, task: str, rows: list[dict[str, Any]]) -> None:
+        title = Text(f"Table I, {task}")
+        shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        shown.add_column("\nmethod", no_wrap=True)
+        for heading in ("accuracy %\nkept", "\nlast", "\npaper", "loss x 100\nkept", "\nlast", "\npaper"):
+            shown.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            cells = []
+            for name in ("test_accuracy", "test_loss"):
+                digits = 1 if row["paper"][name] > 1 else 2
+                ours = (row[which][name] for which in ("kept", "last"))
+                cells += [f"{100 * v['mean']:.{digits}f} ±{100 * v['std']:.{digits}f}" for v in ours]
+                cells.append(f"{100 * row['paper'][name]:.{digits}f}")
+            shown.add_row(row["method"], *cells)
         self._print(shown)
 
     def partition(self, counts: Tensor, most: int = 40) -> None:

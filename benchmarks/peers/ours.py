@@ -1,0 +1,51 @@
+"""fedveca itself: its local cohort under its round generator; FedAvg, or FedVeca with its estimates."""
+
+import torch
+from jobs import LR, Stopwatch, arguments, load
+
+from fedveca.algorithms import FedAvg, FedVeca
+from fedveca.cohorts.local import Local
+from fedveca.runs.federate import federate
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import Shares
+
+
+def main() -> None:
+    """Time one job; FedVeca takes the job's steps too, so that both do the same work but for the estimates."""
+    job, folder, given = arguments("--method")
+    shards = load(job, folder)
+    x, y = torch.from_numpy(shards.x), torch.from_numpy(shards.y).to(torch.int64)
+    if job.model == "svm":
+        x, y = x.view(-1, 1, 28, 28), (1 - y) // 2  # the SVM's own signs: even +1, odd -1
+    problem = model(job.model, (1, 28, 28), 10, init="torch")
+    algorithm = FedVeca(LR, alpha=0.95) if given.method == "fedveca" else FedAvg(LR)
+    n = len(y) // job.clients
+    shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
+    cohort = Local(algorithm, problem, x, y, shares, batch=job.batch, loss=False)
+    tau = torch.full((job.clients,), job.steps)
+
+    class Fixed:
+        """The cohort with the job's steps whatever the controller says."""
+
+        sizes = cohort.sizes
+
+        def __call__(self, k, order, ids, _):
+            return cohort(k, order, ids, tau)
+
+    state = algorithm.init(problem.init(), tau)
+    next(federate(algorithm, Fixed(), state, 1, seed=1))  # libraries load and choose their kernels
+    rows, labels = shards.probe()
+    rows, labels = torch.from_numpy(rows), torch.from_numpy(labels).to(torch.int64)
+    if job.model == "svm":
+        labels = (1 - labels) // 2
+    before = float(problem.losses(state.w, rows, labels)[0])
+    watch = Stopwatch()
+    watch.start()
+    for after, _ in federate(algorithm, Fixed(), state, job.rounds):
+        state = after
+    watch.stop()
+    watch.report(job, before, float(problem.losses(state.w, rows, labels)[0]))
+
+
+if __name__ == "__main__":
+    main()
