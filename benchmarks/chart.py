@@ -9,6 +9,7 @@ from pathlib import Path
 
 LABELS = {
     "ours": "fedveca (FedAvg)",
+    "ours-probe": "fedveca (FedAvg and a probe)",
     "ours-fedveca": "fedveca (FedVeca)",
     "plain": "plain PyTorch loop",
     "flower": "Flower",

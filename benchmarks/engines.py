@@ -30,6 +30,7 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "ours": Engine("ours", packages=("fedveca", "torch", "numpy")),
+    "ours-probe": Engine("ours", options=("--method", "probe"), packages=("fedveca", "torch", "numpy")),
     "ours-fedveca": Engine("ours", options=("--method", "fedveca"), packages=("fedveca", "torch", "numpy")),
     "plain": Engine("plain", TORCH),
     "flower": Engine("flower", (*TORCH, "flwr[simulation]==1.41.0"), packages=("ray",)),

@@ -94,7 +94,7 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         ("batch=0", "batch=0 is out of range; allowed: >= 1"),
         ("clients=0", "clients=0 is out of range; allowed: >= 1"),
         ("rounds=-1", "rounds=-1 is out of range; allowed: >= 1"),
-        ("tau_max=1", "tau_max=1 is out of range; allowed: >= 2"),
+        ("tau_max=1", "tau_max=1 is out of range; allowed: [2, 100000]"),
         ("tau_0=99999999999999999999", "tau_0=99999999999999999999 is out of range; at most 2147483647"),
         ("participation=1.5", "participation=1.5 is out of range; allowed: [0, 1]"),
         ("seed=-1", "seed=-1 is out of range; allowed: [0, 2147483647]"),

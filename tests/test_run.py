@@ -59,7 +59,8 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert done.folder == folder
     files = {path.name for path in folder.iterdir()}
-    assert files - {"checkpoint.safetensors"} == {
+    assert files - {"checkpoint.former.safetensors"} == {
+        "checkpoint.safetensors",
         "experiment.toml", "environment.json", "rounds.jsonl", "model.safetensors", "summary.json",
     }  # fmt: skip
 
@@ -240,7 +241,7 @@ def test_a_client_with_bad_numbers_is_left_out(bad: float, model: str, capsys: p
 def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path) -> None:
     e = replace(SMALL, method=method, partition="case1")
     done = run(e, tmp_path / "run", device="cpu", data=spoiled(math.nan, *range(5)))
-    assert done.summary["stopped"].startswith("round 0: no client gave a finite loss and gradient")
+    assert done.summary["stopped"].startswith("round 1: no client gave a finite loss and gradient")
     assert done.summary["kept"]["round"] == done.summary["last"]["round"] == done.summary["tau_all"] == 0
     assert Run.open(tmp_path / "run").rounds == []
     assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")["w"], torch.zeros(64))
@@ -252,7 +253,7 @@ def test_a_run_that_runs_away_keeps_its_last_good_model(keep: str, tmp_path: Pat
     done = run(e, tmp_path / "run", device="cpu")
     k = done.summary["rounds"]
     assert 0 < k < 20
-    assert done.summary["stopped"].startswith(f"round {k}: ")
+    assert done.summary["stopped"].startswith(f"round {k + 1}: ")
     assert len(Run.open(tmp_path / "run").rounds) == k
     kept = load_file(tmp_path / "run" / "model.safetensors")["w"]
     assert bool(torch.isfinite(kept).all())

@@ -1,4 +1,4 @@
-"""fedveca itself: its local cohort under its round generator; FedAvg, or FedVeca with its estimates."""
+"""fedveca itself: its local cohort under its round generator; FedAvg, FedAvg and a probe, or FedVeca."""
 
 import torch
 from jobs import LR, Stopwatch, arguments, load
@@ -10,6 +10,12 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
 
+class Probed(FedAvg):
+    """FedAvg that pays for grad F_i(w_k) and does not use it: what FedVeca's estimates cost beyond their probe."""
+
+    needs_gradient = True
+
+
 def main() -> None:
     """Time one job; FedVeca takes the job's steps too, so that both do the same work but for the estimates."""
     job, folder, given = arguments("--method")
@@ -18,7 +24,7 @@ def main() -> None:
     if job.model == "svm":
         x, y = x.view(-1, 1, 28, 28), (1 - y) // 2  # the SVM's own signs: even +1, odd -1
     problem = model(job.model, (1, 28, 28), 10, init="torch")
-    algorithm = FedVeca(LR, alpha=0.95) if given.method == "fedveca" else FedAvg(LR)
+    algorithm = {"fedveca": FedVeca(LR), "probe": Probed(LR)}.get(given.method, FedAvg(LR))
     n = len(y) // job.clients
     shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
     cohort = Local(algorithm, problem, x, y, shares, batch=job.batch, loss=False)

@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
         sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
 
-    takes_run(command("run", _run, "Run one experiment (preset digits-case3 unless named)."))
+    run = command("run", _run, "Run one experiment (preset digits-case3 unless named).")
+    takes_run(run)
+    run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
@@ -98,12 +100,33 @@ def _out(given: Path | None, name: str) -> Path:
 
 def _run(args: argparse.Namespace) -> int:
     from fedveca.runs.run import run
+    from fedveca.tasks.fetch import silent
     from fedveca.views.terminal import Screen
 
+    if args.resume:
+        return _resume(args)
     name, experiment = _experiment(args.words)
     out = _out(args.out, f"{name}-{experiment.method}")
     with Screen(args.quiet) as screen:
-        done = run(experiment, out, device=args.device, watch=screen.run(experiment))
+        say = silent if args.quiet else None
+        done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
+        screen.summary(done)
+    return 1 if "stopped" in done.summary else 0
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from fedveca.runs.experiment import parse
+    from fedveca.runs.record import Run
+    from fedveca.runs.run import resume
+    from fedveca.views.terminal import Screen
+
+    settings = parse(args.words)
+    if args.out or set(settings) - {"rounds"}:
+        raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
+    experiment = Run.open(args.resume).experiment
+    with Screen(args.quiet) as screen:
+        watch = screen.run(experiment)
+        done = resume(args.resume, rounds=settings.get("rounds", 0), device=args.device, watch=watch, tell=screen.warn)
         screen.summary(done)
     return 1 if "stopped" in done.summary else 0
 

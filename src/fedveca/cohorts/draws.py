@@ -40,6 +40,11 @@ def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int) 
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
 
 
+def per_round(clients: int, participation: float) -> int:
+    """How many clients take part in a round: a share of all, at least one."""
+    return max(1, round(participation * clients))
+
+
 def sample(seed: int, k: int, clients: int, n: int) -> Tensor:
     """[n] int64, rising: the clients that take part in round k, without replacement."""
     if n >= clients:

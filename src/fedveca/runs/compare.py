@@ -9,6 +9,7 @@ import signal
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,10 @@ def _side_by_side(chains: list[Chain], workers: int) -> Iterator[list[Run]]:
     threads = max(1, torch.get_num_threads() // workers)
     fresh = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
     with ProcessPoolExecutor(workers, fresh, _worker, (threads,)) as pool:
-        yield from pool.map(Chain.__call__, chains)
+        try:
+            yield from pool.map(Chain.__call__, chains)
+        except BrokenProcessPool as error:
+            raise OSError("a worker was ended from outside; the same command goes on from there") from error
 
 
 def _worker(threads: int) -> None:

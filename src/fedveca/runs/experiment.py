@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.cohorts.draws import per_round
 from fedveca.cohorts.local import Local
 from fedveca.tasks import data as datasets
 from fedveca.tasks.data import Dataset
@@ -51,8 +53,8 @@ class Experiment:
     lr: float = option(0.01, "learning rate eta", low=0, open_ends=True)
     seed: int = option(0, "of all chance", low=0, high=LARGEST)
     alpha: float = option(0.95, "FedVeca: how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
-    tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1)
-    tau_max: int = option(50, "FedVeca: the most local steps", low=2)
+    tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
+    tau_max: int = option(50, "FedVeca: the most local steps", low=2, high=10**5)
     tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
     probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
@@ -65,6 +67,7 @@ class Experiment:
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
     precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
+    checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     engine: str = option("local", "where the clients run", of=("local",))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
@@ -96,17 +99,24 @@ class Built(NamedTuple):
     state: Any
 
 
-def build(experiment: Experiment, device: str = "cpu", data: Dataset | None = None) -> Built:
+def build(
+    experiment: Experiment,
+    device: str = "cpu",
+    data: Dataset | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit."""
     e = experiment
     if data is None:
         data = datasets.load(
-            e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed
+            e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
         )
     if e.pixels in ("unit", "standardised") and data.x.dim() != 4:
         raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
+    if e.batch > len(data.y):
+        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
     alone = e.method == "centralised"  # FedAvg with one client
     shares = partition(
         "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
@@ -138,10 +148,14 @@ def method(e: Experiment) -> Algorithm:
 
 
 def steps(e: Experiment, sizes: Tensor) -> Tensor:
-    """[N] tau_(0,i): the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, else tau_0."""
+    """[N] tau_(0,i): the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, else tau_0.
+
+    Where only a share of the clients takes part in a round, each takes so many more.
+    """
     if e.method == "fedveca" or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
-    return (e.tau_all * sizes // (e.rounds * sizes.sum())).clamp(min=1)
+    rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
+    return (e.tau_all * sizes * len(sizes) // rows).clamp(min=1)
 
 
 def read(text: str, source: str) -> dict[str, Any]:

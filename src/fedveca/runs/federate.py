@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.cohorts.draws import sample
+from fedveca.cohorts.draws import per_round, sample
 
 
 class Cohort(Protocol):
@@ -49,11 +49,11 @@ def federate(
         order = algorithm.order(state)
         who, report = cohort(k, order, ids, state.tau[ids])
         if len(who) == 0:
-            raise Diverged(f"round {k}: no client gave a finite loss and gradient; a smaller lr usually helps")
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; a smaller lr usually helps")
         p = cohort.sizes[who].double() / cohort.sizes[who].sum()
         after, seen = algorithm.update(state, who, p, report)
         if not bool(torch.isfinite(after.w).all()):
-            raise Diverged(f"round {k}: the averaged model is not finite; a smaller lr usually helps")
+            raise Diverged(f"round {k + 1}: the averaged model is not finite; a smaller lr usually helps")
         trace = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
         trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
         trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
@@ -72,7 +72,7 @@ def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participat
     """F(w_k) = sum p_i F_i(w_k), by a round of no steps."""
     ids = chosen(cohort, k, participation, seed)
     who, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
-    if len(who) < len(ids):
+    if len(who) == 0:
         return math.inf
     return float((cohort.sizes[who].double() / cohort.sizes[who].sum()) @ report.each["loss"])
 
@@ -80,7 +80,7 @@ def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participat
 def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
     """The clients of round k: a share of all, at least one, a pure function of (seed, k)."""
     clients = len(cohort.sizes)
-    return sample(seed, k, clients, max(1, round(participation * clients)))
+    return sample(seed, k, clients, per_round(clients, participation))
 
 
 def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:

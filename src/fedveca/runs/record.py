@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named
 from fedveca.runs.experiment import Experiment, read
 from fedveca.version import __version__
 
@@ -54,37 +53,57 @@ class Run:
 class Folder:
     """Writes a run folder, each file whole or not at all, each round as soon as it is over."""
 
-    def __init__(self, path: Path, experiment: Experiment, device: str) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rounds = open(path / "rounds.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+
+    @staticmethod
+    def make(path: Path, experiment: Experiment, device: str) -> Folder:
+        """A new folder with the settings and the environment."""
         refuse(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.path = path
-            self.whole("experiment.toml", experiment.toml().encode())
-            self.whole("environment.json", _json(environment(device), indent=2))
-            self._rounds = open(path / "rounds.jsonl", "x", encoding="utf-8")  # noqa: SIM115
+            whole(path / "experiment.toml", experiment.toml().encode())
+            whole(path / "environment.json", _json(environment(device), indent=2))
+            return Folder(path)
         except OSError as error:
             raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
+
+    @staticmethod
+    def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> Folder:
+        """A folder to go on with, cut back to the rounds of its checkpoint."""
+        try:
+            (path / "summary.json").unlink(missing_ok=True)
+            whole(path / "rounds.jsonl", b"".join(_json(line) + b"\n" for line in lines))
+            whole(path / "experiment.toml", experiment.toml().encode())
+            return Folder(path)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def round(self, line: dict[str, Any]) -> None:
         self._rounds.write(_json(line).decode() + "\n")
         self._rounds.flush()
-
-    def tensors(self, name: str, named: Named) -> None:
-        self.whole(name, save({key: v.detach().cpu().contiguous() for key, v in named.items()}))
+        os.fsync(self._rounds.fileno())
 
     def close(self, summary: dict[str, Any], model: dict[str, Tensor]) -> None:
-        self.tensors("model.safetensors", model)
-        self.whole("summary.json", _json(summary, indent=2))
+        whole(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
+        whole(self.path / "summary.json", _json(summary, indent=2))
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._rounds.close()
 
-    def whole(self, name: str, content: bytes) -> None:
-        """A reader sees the former content or the new one, never a part."""
-        draft = self.path / f".{name}.{os.getpid()}"
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self.path / name)
+
+def whole(path: Path, content: bytes) -> None:
+    """A reader sees the former content or the new one, never a part."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(draft, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 def refuse(path: Path) -> None:

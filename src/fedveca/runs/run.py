@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedveca.cohorts.team import Team
+from fedveca.runs.checkpoint import Course, mark, restore, store
 from fedveca.runs.experiment import Built, Experiment, build
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
@@ -21,12 +23,6 @@ from fedveca.tasks.problem import Problem
 Watch = Callable[[dict[str, Any]], None]
 
 
-class Kept(NamedTuple):
-    w: Tensor  # [P] the model handed out so far
-    round: int  # of w_round
-    loss: float  # F(w_round)
-
-
 def run(
     experiment: Experiment,
     out: Path | str | None = None,
@@ -34,23 +30,57 @@ def run(
     device: str = "auto",
     watch: Watch | None = None,
     data: Dataset | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory)."""
-    began, e = time.perf_counter(), experiment
     device = resolve(device)
     if out is not None:
         refuse(Path(out))
-    built = build(e, device, data)
-    folder = None if out is None else Folder(Path(out), e, device)
-    test = Test(built, device)
-    lines: list[dict[str, Any]] = []
-    w, kept, stopped, state = built.state.w, Kept(built.state.w, 0, math.inf), "", built.state
+    built = build(experiment, device, data, say)
+    course = Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
+    if out is None:
+        return _go(experiment, built, device, course, [], None, watch)
+    with Folder.make(Path(out), experiment, device) as folder:
+        return _go(experiment, built, device, course, [], folder, watch)
+
+
+def resume(
+    out: Path | str,
+    *,
+    rounds: int = 0,
+    device: str = "auto",
+    watch: Watch | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Run:
+    """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted."""
+    former, device = Run.open(out), resolve(device)
+    e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
+    built = build(e, device)
+    course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
+    if course.round > len(former.rounds):
+        raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
+    if course.round >= e.rounds and former.summary:
+        raise ValueError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
+    if said and tell:
+        tell(said)
+    lines = former.rounds[: course.round]
+    with Folder.again(Path(out), e, lines) as folder:
+        return _go(e, built, device, course, lines, folder, watch)
+
+
+def _go(
+    e: Experiment, built: Built, device: str, course: Course, lines: list[dict[str, Any]], folder: Folder | None,
+    watch: Watch | None,
+) -> Run:
+    """The rounds that are left, then the closing summary."""
+    began, stopped = time.perf_counter(), ""
+    test, belongs = Test(built, device), mark(e, built) if folder else ""
     rounds = federate(
-        built.algorithm, built.cohort, built.state, e.rounds,
+        built.algorithm, built.cohort, course.state, e.rounds, first=course.round, least=course.least,
         participation=e.participation, seed=e.seed, rollback=e.keep == "rollback",
     )
     while True:
-        mark = time.perf_counter()
+        start = time.perf_counter()
         try:
             state, trace = next(rounds)
         except StopIteration:
@@ -59,34 +89,42 @@ def run(
             stopped = str(error)
             break
         line = {name: plain(value) for name, value in trace.items() if name != "least"}
-        k = line["round"]
-        if e.keep == "best":  # F(w_k) comes with round k, so w_k is judged one round late
-            line["accepted"] = line["train_loss"] <= kept.loss
-            kept = Kept(w, k, line["train_loss"]) if line["accepted"] else kept
-        line.setdefault("accepted", True)
-        w = state.w
-        line["seconds"] = round(time.perf_counter() - mark, 6)
-        if (k + 1) % e.test_every == 0 or k + 1 == e.rounds:
-            line |= test(w)
+        course = judged(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
+        line["seconds"] = round(time.perf_counter() - start, 6)
+        if course.round % e.test_every == 0 or course.round == e.rounds:
+            line |= test(state.w)
         lines.append(line)
         if folder:
             folder.round(line)
+            if course.round % e.checkpoint_every == 0 or course.round == e.rounds:
+                store(folder.path, course, built.cohort.memory, belongs)
         if watch:
             watch(line)
+    w, kept, kept_round = course.state.w, course.kept, course.kept_round
     if e.keep == "best":
-        F = loss_of(built.algorithm, built.cohort, state, len(lines), e.participation, e.seed)
-        kept = Kept(w, len(lines), F) if kept.loss >= F else kept
-    else:
-        kept = Kept(w, len(lines), math.nan)
+        F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
+    if e.keep != "best" or course.kept_loss >= F:
+        kept, kept_round = w, course.round
     summary = summary_of(
         e, sum(sum(line["tau"]) for line in lines), time.perf_counter() - began, rounds=len(lines),
-        last={"round": len(lines)} | test(w), kept={"round": kept.round} | test(kept.w),
+        last={"round": course.round} | test(w), kept={"round": kept_round} | test(kept),
         **({"stopped": stopped} if stopped else {}),
     )
-    model = {name: v.detach().cpu() for name, v in built.problem.named(kept.w).items()}
+    model = {name: v.detach().cpu() for name, v in built.problem.named(kept).items()}
     if folder:
         folder.close(summary, model)
-    return Run(e, lines, summary, model, None if out is None else Path(out))
+    return Run(e, lines, summary, model, folder.path if folder else None)
+
+
+def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Course:
+    """One round more; F(w_k) comes with round k, so under keep=best w_k is judged one round late."""
+    w_k, k = course.state.w, course.round
+    if keep == "best":
+        line["accepted"] = line["train_loss"] <= course.kept_loss
+        if line["accepted"]:
+            course = course._replace(kept=w_k, kept_round=k, kept_loss=line["train_loss"])
+    line.setdefault("accepted", True)
+    return course._replace(round=k + 1, least=least)
 
 
 class Test:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedveca.tasks.problem import Network, Problem, SquaredSvm
+from fedveca.tasks.problem import FEW, Network, Problem, SquaredSvm
 
 Shape = tuple[int, ...]
 
@@ -114,7 +114,19 @@ def _network(
         raise ValueError(f"{said} gives scores {list(scores.shape)} for 2 rows; {classes} classes need [2, {classes}]")
     if not torch.equal(scores, again):
         raise ValueError(f"{said} gives other scores each time: chance within it is not the seed's; leave it out")
+    network.mapped = network.mapped and _can_be_mapped(network, rows)
     return network
+
+
+def _can_be_mapped(network: Network, rows: Tensor) -> bool:
+    """Whether many clients go through the module at once; one that branches on values takes them one by one."""
+    n = FEW + 1
+    try:
+        y = torch.zeros(n, len(rows), dtype=torch.int64)
+        network.gradients(network.init().repeat(n, 1), rows.expand(n, *rows.shape), y)
+    except Exception:
+        return False
+    return True
 
 
 def _import(name: str) -> Callable[[Shape, int], nn.Module]:

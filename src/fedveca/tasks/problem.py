@@ -187,7 +187,9 @@ class Replica:
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """F and grad F at one w [P]."""
         loss = _mean(self.network.loss(self.scores(w, x), y), weight)
-        return loss.detach(), self.network.flat(torch.autograd.grad(loss, self.parameters))
+        return loss.detach(), self.network.flat(
+            torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        )
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         self.w.copy_(w)

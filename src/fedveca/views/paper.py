@@ -112,8 +112,15 @@ def _lead(ours: dict[str, Any], theirs: dict[str, Any], metric: str) -> dict[str
 
 
 def _curves(runs: Runs) -> dict[str, Any]:
-    """By study and method: mean and standard deviation over seeds of each round's model."""
-    return {study: {m: _band(of(runs, study, m)) for m in _methods(runs[study])} for study in runs}
+    """By study and method: local steps, closing values, and mean and standard deviation of each round's model."""
+    out: dict[str, Any] = {}
+    for study, mine in runs.items():
+        for row in table(list(mine)):
+            end: dict[str, Any] = {"tau_all": row["tau_all"]}
+            for which in ("last", "kept"):
+                end[which] = {m: {k: _short(v[k]) for k in ("mean", "std")} for m, v in row[which].items()}
+            out.setdefault(study, {})[row["method"]] = end | _band(of(runs, study, row["method"]))
+    return out
 
 
 def _curves_kept(runs: Runs) -> dict[str, Any]:
@@ -143,18 +150,9 @@ def _instant(runs: Runs) -> dict[str, Any]:
 
 RESULTS: Mapping[str, Callable[[Runs], Any]] = {
     "table1": _table1, "curves": _curves_kept, "premise": _premise, "cases": _curves, "instant": _instant,
-    "alpha": lambda runs: {study: {"fedveca": _band(of(runs, study))} for study in runs},
-    "clients": lambda runs: _curves({study: _shown(study, runs[study]) for study in runs}),
+    "alpha": lambda runs: _curves({study: of(runs, study) for study in runs}),
+    "clients": lambda runs: _curves({s: v if "clients" in s else of(runs, s) for s, v in runs.items()}),
 }  # fmt: skip
-
-
-def _shown(study: str, runs: Sequence[Run]) -> list[Run]:
-    """The rivals are the paper's with 50 clients only."""
-    return [r for r in runs if "clients" in study or r.experiment.method == "fedveca"]
-
-
-def _methods(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(r.experiment.method for r in runs))
 
 
 def _environments(runs: Runs) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def curves_kept(runs: Runs, path: Path) -> None:
 
 def cases(runs: Runs, path: Path) -> None:
     shown = {study: runs[study] for study in runs if not study.endswith("case3")}
-    curves(shown, path, "every round's model")
+    curves(shown, path, "Cases 1 and 2, every round's model")
 
 
 def premise(runs: Runs, path: Path) -> None:

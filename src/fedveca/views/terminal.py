@@ -49,6 +49,10 @@ class Screen:
             self._still()
             self.out.print(text, markup=False)
 
+    def warn(self, text: str) -> None:
+        """Said even when quiet."""
+        self.progress.print(text, style="yellow", markup=False, soft_wrap=True)
+
     def run(self, experiment: Experiment) -> Callable[[dict[str, Any]], None]:
         """A watcher of one run's rounds."""
         began, total = time.perf_counter(), experiment.rounds
