@@ -145,7 +145,9 @@ def main() -> None:
         theirs = pfl(x, y, max(5, args.rounds // 5))
         again = ours(x, y, args.rounds)
         result["pfl_shape"] |= {  # type: ignore[operator]
-            "ours_again": again, "pfl_seconds_a_round": theirs, "pfl_over_ours": theirs / statistics.fmean([mine, again])
+            "ours_again": again,
+            "pfl_seconds_a_round": theirs,
+            "pfl_over_ours": theirs / statistics.fmean([mine, again]),
         }
     print(json.dumps(result, indent=2))
     args.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -37,7 +37,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     if m["of"]:
         return st.sampled_from(m["of"])
     if TYPES[key] is int:
-        return st.integers(m["low"], 2**31 - 1)
+        return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
     if TYPES[key] is float:
         ends = {"exclude_min": m["open"], "exclude_max": m["open"] and m["high"] < math.inf}
         return st.floats(m["low"], m["high"], allow_infinity=False, **ends)
@@ -105,8 +105,8 @@ def test_words_refused(word: str, said: str) -> None:
         ("batch", 0, "batch=0 is out of range; allowed: >= 1"),
         ("clients", 0, "clients=0 is out of range; allowed: >= 1"),
         ("rounds", 0, "rounds=0 is out of range; allowed: >= 1"),
-        ("tau_0", 0, "tau_0=0 is out of range; allowed: >= 1"),
-        ("tau_max", 1, "tau_max=1 is out of range; allowed: >= 2"),
+        ("tau_0", 0, "tau_0=0 is out of range; allowed: [1, 100000]"),
+        ("tau_max", 1, "tau_max=1 is out of range; allowed: [2, 100000]"),
         ("probe", -1, "probe=-1 is out of range; allowed: >= 0"),
         ("seed", 2**31, "seed=2147483648 is out of range; at most 2147483647"),
         ("batch", 10**400, f"batch={10**400} is out of range; at most 2147483647"),

@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
     again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
     again.add_argument(
         "what", nargs="?", default="all", metavar="WHAT",
@@ -98,6 +99,12 @@ def _out(given: Path | None, name: str) -> Path:
     return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
 
 
+def _positive(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+
+
 def _run(args: argparse.Namespace) -> int:
     from fedveca.runs.run import run
     from fedveca.tasks.fetch import silent
@@ -136,12 +143,14 @@ def _compare(args: argparse.Namespace) -> int:
     from fedveca.views.figures import curves
     from fedveca.views.terminal import Screen
 
-    if args.seeds < 1:
-        raise ValueError(f"--seeds {args.seeds} is out of range; allowed: >= 1")
+    _positive(args, "seeds", "workers")
     name, experiment = _experiment(args.words)
     out = _out(args.out, f"{name}-compare")
     with Screen(args.quiet) as screen:
-        runs = compare(experiment, args.seeds, out, device=args.device, started=screen.run)
+        runs = compare(
+            experiment, args.seeds, out, device=args.device, workers=args.workers, started=screen.run,
+            ended=screen.ended if args.workers > 1 else None,
+        )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         screen.table(table(runs), name)
@@ -157,9 +166,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     from fedveca.runs.run import resolve
     from fedveca.views.terminal import Screen
 
-    for name in ("seeds", "workers"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+    _positive(args, "seeds", "workers")
     tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
     wanted = studies(args.what, tasks)
     resolve(args.device)
@@ -167,7 +174,8 @@ def _reproduce(args: argparse.Namespace) -> int:
     with Screen(args.quiet) as screen:
         runs = reproduce(
             args.what, args.seeds, args.out, tasks=tasks, device=args.device, workers=args.workers,
-            data_dir=args.data_dir, started=screen.run, ended=screen.ended if args.workers > 1 else None,
+            data_dir=args.data_dir, started=screen.run,
+            ended=(lambda study, run: screen.ended(run, study.name)) if args.workers > 1 else None,
         )
         stopped = [run for mine in runs.values() for run in mine if "stopped" in run.summary]
         for run in stopped:

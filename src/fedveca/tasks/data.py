@@ -46,7 +46,10 @@ def prepare(x: Tensor, pixels: str) -> Tensor:
 
 
 def moments(x: Tensor, pixels: str) -> tuple[Tensor, Tensor]:
-    """Standardising: what to take from each image [..., C, H, W], what to multiply it by then [..., 1, 1, 1]."""
+    """What to take from each image [..., C, H, W] and what to multiply it by then: each [..., 1, 1, 1]."""
+    if pixels == "unit":
+        zero = torch.zeros_like(x[..., :1, :1, :1], dtype=torch.float32)
+        return zero, zero + 1 / 255
     if pixels != "standardised":
         raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
     variance, mean = torch.var_mean(x.to(torch.float32), (-3, -2, -1), correction=0, keepdim=True)

@@ -81,12 +81,12 @@ class Screen:
 
         return watch
 
-    def ended(self, study: Any, run: Run) -> None:
+    def ended(self, run: Run, study: str = "") -> None:
         """One line of a run whose rounds were not watched."""
         e, kept = run.experiment, run.summary["kept"]
         if not self.quiet:
             self.progress.print(
-                f"{study.name}: {e.method} seed {e.seed}  accuracy {_percent(kept['test_accuracy'])}  "
+                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  accuracy {_percent(kept['test_accuracy'])}  "
                 f"loss {_number(kept['test_loss'])}", soft_wrap=True,
             )
 

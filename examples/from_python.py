@@ -1,0 +1,13 @@
+"""The same run as `fedveca run digits-case3 rounds=20`, from the round generator up."""
+
+from fedveca import Experiment, build, federate
+
+experiment = Experiment(data="digits", model="mlp", partition="case3", rounds=20, batch=32, lr=0.05)
+parts = build(experiment)
+w = parts.state.w
+for state, trace in federate(parts.algorithm, parts.cohort, parts.state, experiment.rounds):
+    w = state.w
+    print(int(trace["round"]), trace["tau"].tolist(), f"F(w_k) = {float(trace['train_loss']):.4f}")
+x, y = parts.data.x_test, parts.data.y_test
+loss, accuracy = parts.problem.losses(w, x, y)
+print(f"test accuracy {100 * float(accuracy):.1f} %")
