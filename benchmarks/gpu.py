@@ -41,7 +41,7 @@ def images(folder: str | None) -> tuple[Tensor, Tensor]:
 def timed(work: Callable[[], None], repeat: int = 5) -> float:
     """Seconds, the median of `repeat` after two that warm up."""
     seconds = []
-    for i in range(repeat + 2):
+    for _ in range(repeat + 2):
         torch.cuda.synchronize()
         began = time.perf_counter()
         work()

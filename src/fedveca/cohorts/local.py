@@ -8,7 +8,8 @@ and one thread a core.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from fedveca.tasks.problem import Problem
 
 CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a core's cache holds
 CUDA_CHUNK_BYTES = 512 * 2**20
+ROOM_BYTES = 16 * 2**20  # of rows picked at once
 THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worth its while
 STREAMS = 16  # clients side by side on a CUDA device
 SMALL = 256  # clients of at most so many probe rows are probed side by side
@@ -93,6 +95,7 @@ class Local:
             parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])
         self.start = shares.start  # [N + 1] first row of each client
+        self._own = threading.local()
         self.memory: dict[int, Named] = {}  # of the clients that were ever seen
         need = max(4 * batch * self.x[0].numel(), 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
@@ -159,18 +162,41 @@ class Local:
         self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int], alone: bool
     ) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""
-        done = []
-        going = [sum(tau_i > t for tau_i in tau) for t in range(tau[0])]
-        picks = (index[:n, t] for t, n in enumerate(going))
-        for n, (x, y) in zip(going, self.team.ahead(self._rows, picks, alone), strict=True):
+        done, at = [], 0
+        for until in sorted(set(tau)):
+            n = sum(tau_i >= until for tau_i in tau)
             if n < len(w):
                 done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
-            w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
+            for x, y in self._batches(index[:n, at:until].transpose(0, 1), alone):
+                w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
+            at = until
         if not done:
             return w, s
         out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
+
+    def _batches(self, index: Tensor, alone: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows [n, B] of each step of index [steps, n, B], picked for many steps at once: that is what takes
+        longest where a step is cheap. A chunk that is alone has all workers pick.
+        """
+        steps = max(1, ROOM_BYTES // (4 * index[0].numel() * self.x[0].numel()))
+        for some in torch.split(index, steps):
+            at, x = some.flatten(), self._room(some.numel())
+            width = -(-len(at) // (self.team.size if alone else 1))
+            list(self.team.map(self._pick, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
+            yield from zip(x.view(*some.shape, *x.shape[1:]), self.y[at].view(some.shape), strict=True)
+
+    def _pick(self, piece: tuple[Tensor, Tensor]) -> None:
+        index, room = piece
+        torch.index_select(self.x, 0, index, out=room)
+
+    def _room(self, rows: int) -> Tensor:
+        """This thread's place for rows: fresh memory would cost more than what is laid there."""
+        if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
+            self._own.room = torch.empty(rows, *self.x.shape[1:])
+        room: Tensor = self._own.room[:rows]
+        return room
 
     def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [n, B] ready for the model."""

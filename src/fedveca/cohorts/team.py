@@ -6,9 +6,8 @@ gains, and where another program holds a core, many times more.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
@@ -29,18 +28,6 @@ class Team:
         """The results in the order of the items."""
         with single():
             yield from (map if min(self.size, len(items)) == 1 else self._pool.map)(work, items)
-
-    def ahead(self, work: Callable[[A], B], items: Iterable[A], free: bool) -> Iterator[B]:
-        """The results in order, each made by a free worker while the caller uses the one before."""
-        if self.size == 1 or not free:
-            yield from map(work, items)
-            return
-        waiting: deque[Future[B]] = deque()
-        for item in items:
-            waiting.append(self._pool.submit(work, item))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
