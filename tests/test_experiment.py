@@ -15,20 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.runs.experiment import (
-    FIELDS,
-    METHODS,
-    TYPES,
-    Experiment,
-    build,
-    method,
-    parse,
-    preset,
-    presets,
-    range_of,
-    read,
-    steps,
-)
+from fedveca.runs.build import build, method, steps
+from fedveca.runs.experiment import FIELDS, METHODS, TYPES, Experiment, parse, preset, presets, range_of, read
 
 
 def in_range(key: str) -> st.SearchStrategy[Any]:

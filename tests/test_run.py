@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedveca.cohorts import draws
+from fedveca.runs.build import build
 from fedveca.runs.compare import compare, spread, table
-from fedveca.runs.experiment import METHODS, Experiment, build
+from fedveca.runs.experiment import METHODS, Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.record import Run
 from fedveca.runs.run import Test as Evaluate

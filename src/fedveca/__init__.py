@@ -14,8 +14,9 @@ from fedveca.version import __version__
 if TYPE_CHECKING:
     from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
     from fedveca.cohorts.local import Local
+    from fedveca.runs.build import build
     from fedveca.runs.compare import compare
-    from fedveca.runs.experiment import Experiment, build
+    from fedveca.runs.experiment import Experiment
     from fedveca.runs.federate import federate
     from fedveca.runs.record import Run
     from fedveca.runs.run import resume, run
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "FedAvg": "algorithms", "FedNova": "algorithms", "FedProx": "algorithms", "FedVeca": "algorithms",
     "Scaffold": "algorithms", "Local": "cohorts.local", "compare": "runs.compare", "Experiment": "runs.experiment",
-    "build": "runs.experiment", "federate": "runs.federate", "Run": "runs.record", "resume": "runs.run",
+    "build": "runs.build", "federate": "runs.federate", "Run": "runs.record", "resume": "runs.run",
     "run": "runs.run",
 }
 __all__ = [

@@ -193,7 +193,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _partition(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import build
+    from fedveca.runs.build import build
     from fedveca.tasks.partition import label_counts
     from fedveca.views.terminal import Screen
 

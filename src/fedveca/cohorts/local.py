@@ -8,12 +8,9 @@ and one thread a core.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -21,14 +18,13 @@ from torch.utils._pytree import tree_map
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts.capture import Lanes, tensor_cores
 from fedveca.cohorts.draws import rows as draw_rows
+from fedveca.cohorts.rows import Rows
 from fedveca.cohorts.team import Team
-from fedveca.tasks.data import moments, prepare
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
 CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a core's cache holds
 CUDA_CHUNK_BYTES = 512 * 2**20
-ROOM_BYTES = 16 * 2**20  # of rows picked at once
 THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worth its while
 STREAMS = 16  # clients side by side on a CUDA device
 SMALL = 256  # clients of at most so many probe rows are probed side by side
@@ -86,23 +82,15 @@ class Local:
         self.after = after  # whether F_i after the client's steps is wanted (A2.9)
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
-        x, y = x[shares.rows], y[shares.rows]  # a client's rows lie side by side
-        self.x, self.y = x.to(self.device), y.to(self.device)
-        self._moments = None  # of each row, where rows stay as compact as they came
-        if self.device.type == "cpu" or pixels == "as-is":
-            self.x = _large_pages(prepare(self.x, pixels))  # once: here memory is cheaper than time
-        else:
-            parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
-            self._moments = torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])
+        self.rows = Rows(x[shares.rows], y[shares.rows], pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
-        self._own = threading.local()
         self.memory: dict[int, Named] = {}  # of the clients that were ever seen
-        need = max(4 * batch * self.x[0].numel(), 4 * problem.size)
+        need = max(4 * batch * self.rows.numel, 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
         self.team, self._lanes = Team(threads), None
         if self.device.type == "cuda":
             self.lanes, self.team = lanes or max(1, CUDA_CHUNK_BYTES // need), Team(1)
-            self._lanes = Lanes(threads or STREAMS, algorithm, problem, self._rows)
+            self._lanes = Lanes(threads or STREAMS, algorithm, problem, self.rows.pick)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -127,7 +115,7 @@ class Local:
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
-        worth = n * self.batch * self.x[0].numel() > THREAD_FLOATS
+        worth = n * self.batch * self.rows.numel > THREAD_FLOATS
         return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
     def _chunk(self, k: int, order: Order, asked: int, crew: Crew) -> Part:
@@ -168,47 +156,13 @@ class Local:
             if n < len(w):
                 done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
-            for x, y in self._batches(index[:n, at:until].transpose(0, 1), alone):
+            for x, y in self.rows.batches(index[:n, at:until].transpose(0, 1), self.team if alone else None):
                 w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
             at = until
         if not done:
             return w, s
         out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
-
-    def _batches(self, index: Tensor, alone: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows [n, B] of each step of index [steps, n, B], picked for many steps at once: that is what takes
-        longest where a step is cheap. A chunk that is alone has all workers pick.
-        """
-        steps = max(1, ROOM_BYTES // (4 * index[0].numel() * self.x[0].numel()))
-        for some in torch.split(index, steps):
-            at, x = some.flatten(), self._room(some.numel())
-            width = -(-len(at) // (self.team.size if alone else 1))
-            list(self.team.map(self._pick, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
-            yield from zip(x.view(*some.shape, *x.shape[1:]), self.y[at].view(some.shape), strict=True)
-
-    def _pick(self, piece: tuple[Tensor, Tensor]) -> None:
-        index, room = piece
-        torch.index_select(self.x, 0, index, out=room)
-
-    def _room(self, rows: int) -> Tensor:
-        """This thread's place for rows: fresh memory would cost more than what is laid there."""
-        if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
-            self._own.room = torch.empty(rows, *self.x.shape[1:])
-        room: Tensor = self._own.room[:rows]
-        return room
-
-    def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [n, B] ready for the model."""
-        x, y = self._take(lambda v: v.index_select(0, index.flatten()))
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
-
-    def _take(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """The picked rows as float32, and their labels."""
-        x = pick(self.x)
-        if self._moments:
-            x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
-        return x, pick(self.y)
 
     def _remember(self, ids: Tensor, well: Tensor, parts: list[Part]) -> None:
         """Stores the memory of the clients that are well."""
@@ -244,7 +198,7 @@ class Local:
         _, start, size, _ = crew.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
-        x, y = self._rows(start + torch.where(j < count, j * size // count, 0))
+        x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
         return self.problem.gradients(w, x, y, (j < count).float() / count)
 
     def _probe_alone(self, w: Tensor, start: int, size: int, count: int, gradient: bool) -> tuple[Tensor, Tensor]:
@@ -253,9 +207,9 @@ class Local:
         for at in range(0, count, self.block):
             stop = min(at + self.block, count)
             if count == size:
-                x, y = self._take(lambda v, a=start + at, b=start + stop: v[a:b])  # type: ignore[misc]
+                x, y = self.rows.read(start + at, start + stop)
             else:
-                x, y = self._rows(start + torch.arange(at, stop, device=self.device) * size // count)
+                x, y = self.rows.pick(start + torch.arange(at, stop, device=self.device) * size // count)
             share = (stop - at) / count
             if gradient:
                 F_block, g_block = self.problem.gradients(w[None], x[None], y[None])
@@ -263,12 +217,3 @@ class Local:
             else:
                 F = F + share * self.problem.losses(w, x, y)[0]
         return F, g
-
-
-
-def _large_pages(x: Tensor) -> Tensor:
-    """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
-    if x.device.type != "cpu":
-        return x
-    out = torch.from_numpy(np.empty(x.shape, np.float32))
-    return out.copy_(x)

@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
-from fedveca.runs.experiment import Built, Experiment
+from fedveca.runs.build import Built
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import whole
 
 FORMAT = "1"

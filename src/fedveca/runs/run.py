@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fedveca.cohorts.team import Team
+from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Course, mark, restore, store
-from fedveca.runs.experiment import Built, Experiment, build
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
 from fedveca.tasks.data import Dataset, prepare

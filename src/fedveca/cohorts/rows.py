@@ -1,0 +1,76 @@
+"""The clients' rows on one device, and the quickest way to each batch of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveca.cohorts.team import Team
+from fedveca.tasks.data import moments, prepare
+
+ROOM_BYTES = 16 * 2**20  # of rows picked at once
+
+
+class Rows:
+    """On the CPU ready for the model, once; on CUDA as compact as they came, made ready as they are picked."""
+
+    def __init__(self, x: Tensor, y: Tensor, pixels: str, device: torch.device) -> None:
+        self.x, self.y = x.to(device), y.to(device)
+        self.numel = self.x[0].numel()  # of one row
+        self._moments = None  # what to take from each row, and what to multiply it by then
+        self._own = threading.local()
+        if device.type == "cpu":
+            self.x = _large_pages(prepare(self.x, pixels))
+        elif pixels != "as-is":
+            parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
+            self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
+
+    def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [n, B, ...] as float32 and labels [n, B]."""
+        x, y = self._ready(lambda v: v.index_select(0, index.flatten()))
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def read(self, at: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Rows that lie side by side."""
+        return self._ready(lambda v: v[at:stop])
+
+    def batches(self, index: Tensor, team: Team | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows [n, B] of each step of index [steps, n, B], on the CPU, picked for many steps at once.
+
+        Picking takes longest where a step is cheap; workers who have nothing else to do share it.
+        """
+        steps = max(1, ROOM_BYTES // (4 * index[0].numel() * self.numel))
+        for some in torch.split(index, steps):
+            at, x = some.flatten(), self._room(some.numel())
+            if team:
+                width = -(-len(at) // team.size)
+                list(team.map(self._lay, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
+            else:
+                self._lay((at, x))
+            yield from zip(x.view(*some.shape, *x.shape[1:]), self.y[at].view(some.shape), strict=True)
+
+    def _lay(self, piece: tuple[Tensor, Tensor]) -> None:
+        index, room = piece
+        torch.index_select(self.x, 0, index, out=room)
+
+    def _room(self, rows: int) -> Tensor:
+        """This thread's place for rows: fresh memory would cost more than what is laid there."""
+        if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
+            self._own.room = torch.empty(rows, *self.x.shape[1:])
+        room: Tensor = self._own.room[:rows]
+        return room
+
+    def _ready(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        x = pick(self.x)
+        if self._moments:
+            x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
+        return x.float(), pick(self.y)
+
+
+def _large_pages(x: Tensor) -> Tensor:
+    """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
+    return torch.from_numpy(np.empty(x.shape, np.float32)).copy_(x)
