@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready  ## six methods on the digits inside scikit-learn, three seeds: a table and a figure
-	$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 2
+	$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 3
 
 test: .venv/ready  ## everything: lint, types, all tests
 	$(BIN)/ruff check .
