@@ -103,7 +103,7 @@ class Local:
             for part in self.team.map(partial(self._chunk, k, order, len(ids)), crew.cut(self._width(len(ids)))):
                 for name, v in part.total.items():
                     total[name] = total[name] + v if name in total else v  # in a fixed order
-                parts.append(part)
+                parts.append(part._replace(total={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         well = each.pop("well") > 0
         self._remember(crew.ids, well, parts)
