@@ -130,14 +130,14 @@ def test_presets_are_valid_and_as_the_paper_says() -> None:
     for name in presets():
         e = Experiment(**preset(name))
         kind, *data, case = name.split("-")
-        assert (e.clients, e.rounds, e.partition, e.alpha, e.tau_0, e.tau_max) == (5, 100, case, 0.95, 10, 50)
+        assert (e.clients, e.partition, e.alpha, e.tau_0, e.tau_max) == (5, case, 0.95, 10, 50)
         assert (e.method, e.keep, e.participation, e.mu, e.init, e.pixels) == (
             "fedveca", "best", 1.0, 0.1, "paper", "auto",
         )  # fmt: skip
         if kind == "digits":
             assert (e.data, e.model) == ("digits", "mlp")
         else:
-            assert (e.model, e.data, e.batch, e.lr, e.probe) == (kind, *data, 100, 0.01, 0)
+            assert (e.model, e.data, e.batch, e.lr, e.probe, e.rounds) == (kind, *data, 100, 0.01, 0, 100)
 
 
 def test_a_users_toml_file_is_a_preset(tmp_path: Path) -> None:
