@@ -2,18 +2,27 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check browser clean
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/ready: .venv/core  ## with every extra and the tools of development
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: .venv/ready  ## six methods on the digits inside scikit-learn, three seeds: a table and a figure
+demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table and a figure
 	$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 3
 
-test: .venv/ready  ## everything: lint, types, all tests
+browser:  ## Chromium for the tests that open pages; where it cannot be installed they skip and say so
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "no chromium, and it cannot be installed here: tests that open pages will be skipped"
+
+test: .venv/ready browser  ## everything: lint, types, all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest

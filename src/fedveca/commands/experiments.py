@@ -1,0 +1,120 @@
+"""run, compare, reproduce."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedveca.commands.words import Command, experiment_of, out_of, positive, takes_run
+
+
+def add(command: Command) -> None:
+    run = command("run", _run, "Run one experiment (preset digits-case3 unless named).")
+    takes_run(run)
+    run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
+    compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
+    takes_run(compare)
+    compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
+    again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
+    again.add_argument(
+        "what", nargs="?", default="all", metavar="WHAT",
+        help="table1, curves, premise, cases, instant, alpha, clients or all (the default)",
+    )
+    again.add_argument("--seeds", type=int, default=10, metavar="N", help="independent repetitions (default 10)")
+    again.add_argument(
+        "--out", type=Path, default=Path("reproduction"), metavar="DIR",
+        help="folder of runs and results; what is finished there is not repeated (default reproduction)",
+    )
+    again.add_argument("--tasks", default="", metavar="T,T", help="some of svm-mnist,cnn-mnist,cnn-cifar10")
+    again.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    again.add_argument("--workers", type=int, default=1, metavar="N", help="seeds side by side (default 1)")
+    again.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
+    again.add_argument("--quiet", action="store_true", help="say only what went wrong")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from fedveca.runs.run import run
+    from fedveca.tasks.fetch import silent
+    from fedveca.views.terminal import Screen
+
+    if args.resume:
+        return _resume(args)
+    name, experiment = experiment_of(args.words)
+    out = out_of(args.out, f"{name}-{experiment.method}")
+    with Screen(args.quiet) as screen:
+        say = silent if args.quiet else None
+        done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
+        screen.summary(done)
+    return 1 if "stopped" in done.summary else 0
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from fedveca.runs.experiment import parse
+    from fedveca.runs.record import Run
+    from fedveca.runs.run import resume
+    from fedveca.views.terminal import Screen
+
+    settings = parse(args.words)
+    if args.out or set(settings) - {"rounds"}:
+        raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
+    experiment = Run.open(args.resume).experiment
+    with Screen(args.quiet) as screen:
+        watch = screen.run(experiment)
+        done = resume(args.resume, rounds=settings.get("rounds", 0), device=args.device, watch=watch, tell=screen.warn)
+        screen.summary(done)
+    return 1 if "stopped" in done.summary else 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from fedveca.runs.compare import compare, table
+    from fedveca.views.figures import curves
+    from fedveca.views.terminal import Screen
+
+    positive(args, "seeds", "workers")
+    name, experiment = experiment_of(args.words)
+    out = out_of(args.out, f"{name}-compare")
+    with Screen(args.quiet) as screen:
+        runs = compare(
+            experiment, args.seeds, out, device=args.device, workers=args.workers, started=screen.run,
+            ended=screen.ended if args.workers > 1 else None,
+        )
+        for suffix in ("svg", "png"):
+            curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
+        screen.table(table(runs), name)
+        screen.say(f"figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
+        for done in runs:
+            screen.stopped(done)
+    return 1 if any("stopped" in done.summary for done in runs) else 0
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from fedveca.runs.record import refuse
+    from fedveca.runs.reproduce import TASKS, reproduce, studies
+    from fedveca.runs.run import resolve
+    from fedveca.views.terminal import Screen
+
+    positive(args, "seeds", "workers")
+    tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
+    wanted = studies(args.what, tasks)
+    resolve(args.device)
+    refuse(args.out)
+    with Screen(args.quiet) as screen:
+        runs = reproduce(
+            args.what, args.seeds, args.out, tasks=tasks, device=args.device, workers=args.workers,
+            data_dir=args.data_dir, started=screen.run,
+            ended=(lambda study, run: screen.ended(run, study.name)) if args.workers > 1 else None,
+        )
+        stopped = [run for mine in runs.values() for run in mine if "stopped" in run.summary]
+        for run in stopped:
+            screen.stopped(run)
+        if stopped:
+            return 1
+        from fedveca.views.paper import write
+
+        only = f" --tasks {args.tasks}" if args.tasks else ""
+        for what, of in wanted.items():
+            command = f"fedveca reproduce {what} --seeds {args.seeds}{only}"
+            screen.paper(write(what, of, runs, args.out / "results", command))
+        screen.say(f"results: {args.out / 'results'}   runs: {args.out}")
+    return 0

@@ -1,0 +1,45 @@
+"""What several commands share: the words that name an experiment, the folder, whole counts."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+def takes_experiment(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("words", nargs="*", metavar="[PRESET] key=value ...", help="a preset, then settings")
+
+
+def takes_run(sub: argparse.ArgumentParser) -> None:
+    takes_experiment(sub)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
+    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
+
+
+def experiment_of(words: list[str]) -> tuple[str, Any]:
+    """The preset's name, and it with the settings."""
+    from fedveca.runs.experiment import Experiment, parse, preset
+
+    named = words[0] if words and "=" not in words[0] else "digits-case3"
+    settings = words[1:] if words and "=" not in words[0] else words
+    return Path(named).stem, Experiment(**(preset(named) | parse(settings)))
+
+
+def out_of(given: Path | None, name: str) -> Path:
+    """The named folder, or the first free one under runs/."""
+    if given:
+        return given
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
+
+
+def positive(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
