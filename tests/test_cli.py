@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, METHODS, Experiment, presets
+from fedveca.runs.experiment import FIELDS, METHODS, TABLE_I, Experiment, presets
 from fedveca.runs.record import Run
 from fedveca.tasks.data import NAMES, load
 from fedveca.tasks.partition import RULES, label_counts, partition
@@ -296,7 +296,7 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
             share, loss = row[which]["test_accuracy"], row[which]["test_loss"]
             cells += [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
         assert rows.count(cells) == 1
-    assert [row[0] for row in rows if row and row[0] in METHODS] == list(METHODS)
+    assert [row[0] for row in rows if row and row[0] in TABLE_I] == list(TABLE_I)
     assert first.out.endswith("figure: c/curves.svg   table: c/table.json\n")
     assert "centralised seed 1  round 3/3" in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
@@ -314,9 +314,9 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
 def test_compare_tells_of_runs_that_stopped(here: Path, capsys: Capture) -> None:
     assert main(["compare", *FAST, "lr=1e4", "rounds=30", "--seeds", "1", "--quiet", "--out", "c"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    stopped = [m for m in METHODS if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
+    stopped = [m for m in TABLE_I if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
     assert "fedveca" in stopped
-    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in METHODS)
+    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in TABLE_I)
     assert (here / "c" / "curves.svg").exists()
 
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.runs.build import build, method, steps
 from fedveca.runs.experiment import FIELDS, METHODS, TYPES, Experiment, parse, preset, presets, range_of, read
 
@@ -191,7 +191,8 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 def test_methods_get_their_hyperparameters() -> None:
     made = [method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
-    assert made == [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
+    plain = [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
+    assert made == [*plain, Corrected(0.5, 0.75, 9, 0.5)]
 
 
 def test_build_puts_the_parts_together() -> None:

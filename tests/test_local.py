@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts import draws
 from fedveca.cohorts.local import Local
 from fedveca.runs.federate import federate
@@ -16,7 +16,7 @@ from fedveca.tasks.data import load
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
-METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05)]
+METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05), Corrected(0.05)]
 UNEQUAL = torch.tensor([7, 2, 3, 1, 9, 2, 4, 2])
 
 

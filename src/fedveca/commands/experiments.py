@@ -15,6 +15,9 @@ def add(command: Command) -> None:
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    compare.add_argument(
+        "--methods", default="", metavar="M,M", help="which; the first, if it chooses its steps, sets the others' total"
+    )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
     again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
     again.add_argument(
@@ -67,16 +70,22 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from fedveca.runs.compare import compare, table
+    from fedveca.runs.experiment import TABLE_I
     from fedveca.views.figures import curves
     from fedveca.views.terminal import Screen
 
     positive(args, "seeds", "workers")
     name, experiment = experiment_of(args.words)
+    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
+    for method in methods:
+        replace(experiment, method=method)  # refuses what is not known
     out = out_of(args.out, f"{name}-compare")
     with Screen(args.quiet) as screen:
         runs = compare(
-            experiment, args.seeds, out, device=args.device, workers=args.workers, started=screen.run,
+            experiment, args.seeds, out, methods=methods, device=args.device, workers=args.workers, started=screen.run,
             ended=screen.ended if args.workers > 1 else None,
         )
         for suffix in ("svg", "png"):

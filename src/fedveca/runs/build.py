@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.draws import per_round
 from fedveca.cohorts.local import Local
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.tasks import data as datasets
 from fedveca.tasks.data import Dataset
 from fedveca.tasks.models import model
@@ -70,6 +70,8 @@ def build(
 def method(e: Experiment) -> Algorithm:
     if e.method == "fedveca":
         return FedVeca(e.lr, e.alpha, e.tau_max)
+    if e.method == "corrected":
+        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth)
     if e.method == "fedprox":
         return FedProx(e.lr, e.mu)
     if e.method == "fednova":
@@ -84,7 +86,7 @@ def steps(e: Experiment, sizes: Tensor) -> Tensor:
 
     Where only a share of the clients takes part in a round, each takes so many more.
     """
-    if e.method == "fedveca" or not e.tau_all:
+    if e.method in ADAPTIVE or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
     return (e.tau_all * sizes * len(sizes) // rows).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The paper's fair protocol: FedVeca first, then every rival with the same total of local steps."""
+"""The paper's fair protocol: a method that chooses its steps first, then every rival with the same total of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
 from fedveca.runs.record import Run, refuse
 from fedveca.runs.run import run
 from fedveca.tasks.data import Dataset, load
@@ -25,7 +25,7 @@ Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
 
 
 class Chain(NamedTuple):
-    """The runs of one seed, in order: FedVeca's total of steps is the others'."""
+    """The runs of one seed, in order: the total of steps that the first one chooses is the others'."""
 
     experiment: Experiment
     methods: tuple[str, ...]
@@ -36,12 +36,12 @@ class Chain(NamedTuple):
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
-            e = replace(self.experiment, method=method, tau_all=0 if method == "fedveca" else tau_all)
+            e = replace(self.experiment, method=method, tau_all=0 if method in ADAPTIVE else tau_all)
             folder = self.out / f"{method}-seed{e.seed}"
             done = finished(folder, e) or run(
                 e, folder, device=self.device, data=data, watch=started(e) if started else None
             )
-            tau_all = done.summary["tau_all"] if method == "fedveca" else tau_all
+            tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
             runs.append(done)
         return runs
 
@@ -51,7 +51,7 @@ def compare(
     seeds: int,
     out: Path,
     *,
-    methods: tuple[str, ...] = METHODS,
+    methods: tuple[str, ...] = TABLE_I,
     device: str = "auto",
     workers: int = 1,
     started: Started | None = None,

@@ -15,7 +15,9 @@ from fedveca.tasks import data as datasets
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
-METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
+TABLE_I = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
+METHODS = (*TABLE_I, "corrected")
+ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are given it
 
 
 def option(
@@ -45,6 +47,7 @@ class Experiment:
     alpha: float = option(0.95, "FedVeca: how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
     tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = option(50, "FedVeca: the most local steps", low=2, high=10**5)
+    smooth: float = option(0.5, "corrected: share of the former rounds in A", low=0, high=0.99)
     tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
     probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import METHODS, Experiment, preset
+from fedveca.runs.experiment import TABLE_I, Experiment, preset
 from fedveca.runs.record import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
@@ -30,7 +30,7 @@ class Study(NamedTuple):
 
 
 def _full(name: str) -> Study:
-    return Study(name, name, {}, METHODS)
+    return Study(name, name, {}, TABLE_I)
 
 
 STUDIES: dict[str, tuple[Study, ...]] = {
