@@ -10,19 +10,11 @@ import matplotlib
 import numpy as np
 
 from fedveca.runs.record import Run
+from fedveca.views.series import LOOK
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's colours: told apart by colour-blind readers too.
-LOOK: dict[str, tuple[str, str, str]] = {
-    "fedveca": ("FedVeca", "#D55E00", "-"),
-    "scaffold": ("SCAFFOLD", "#0072B2", "-"),
-    "fedavg": ("FedAvg", "#009E73", "-"),
-    "fedprox": ("FedProx", "#CC79A7", "--"),
-    "fednova": ("FedNova", "#56B4E9", "-."),
-    "centralised": ("centralised", "#444444", ":"),
-}
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e5e5",
     "grid.linewidth": 0.8, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "fedveca",
