@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,3 +44,11 @@ def positive(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+
+
+def tell(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    """The result on standard output: one JSON object for machines, a line for people."""
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    elif not args.quiet:
+        print(text)
