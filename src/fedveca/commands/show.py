@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedveca.commands.words import Command, tell
+from fedveca.commands.words import Command, says, tell
 
 
 def add(command: Command) -> None:
@@ -24,8 +24,7 @@ def add(command: Command) -> None:
 
 def _takes_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, or a folder of run folders")
-    sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
-    sub.add_argument("--json", action="store_true", help="the result as one JSON object")
+    says(sub)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -40,8 +39,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from fedveca.views.figures import draw
     from fedveca.views.report import gather
+    from fedveca.views.run_figures import draw
 
     runs, passed = gather(args.runs)
     for sentence in passed:

@@ -45,6 +45,18 @@ class Run:
         except (OSError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{folder} is not a run folder: {error}") from error
 
+    def frame(self) -> Any:
+        """The rounds as a pandas frame: one row a round, one column a recorded name."""
+        from fedveca.views.notebook import frame
+
+        return frame(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: table and curves."""
+        from fedveca.views.notebook import html
+
+        return html(self)
+
     def column(self, name: str) -> list[Any]:
         """One recorded name over the rounds that have it."""
         return [line[name] for line in self.rounds if line.get(name) is not None]

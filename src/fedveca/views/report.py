@@ -15,6 +15,7 @@ from typing import Any
 from fedveca.runs.record import Run, whole
 from fedveca.version import __version__
 from fedveca.views import report_page, report_words
+from fedveca.views.script import plotly
 from fedveca.views.series import AXES, Curve, band, curves, heat, metrics, number, partition, rises, sections, thin
 
 ROOM = 300_000  # numbers of heat maps in one report
@@ -63,8 +64,7 @@ def page(found: Sequence[list[Curve]]) -> str:
     drawn = [drawing(mine) for mine in found]
     _fill(found, drawn)
     files = resources.files("fedveca.views") / "page"
-    plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
-    scripts = [plotly, *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
+    scripts = [plotly(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
     title = report_words.heading(found[0]) if len(found) == 1 else f"{len(found)} tasks, {_count(found)} runs"
     return Template((files / "report.html").read_text("utf-8")).substitute(
         title=escape(title), version=__version__, style=(files / "report.css").read_text("utf-8"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveca.runs.record import Run
 from fedveca.views import report_words as words
-from fedveca.views.series import AXES, WHICH, Curve, table
+from fedveca.views.series import AXES, WHICH, Curve, rises, table
 
 SWITCH = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
 DASHARRAY = {"-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3"}
@@ -49,8 +49,10 @@ def _section(at: int, found: list[Curve], drawn: dict[str, Any], several: bool) 
 
 def _table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     """Kept and last model, mean and standard deviation over seeds; the best of each column marked."""
+    names = sorted(names, key=rises, reverse=True)
     columns = [(which, name) for which in WHICH for name in names]
-    heads = "".join(f'<th scope="col">{which}, {escape(words.called(name))}</th>' for which, name in columns)
+    groups = "".join(f'<th scope="colgroup" colspan="{len(names)}">{which} model</th>' for which in WHICH if names)
+    heads = "".join(f'<th scope="col">{escape(words.called(name))}</th>' for _, name in columns)
     lines = []
     for row in rows:
         cells = []
@@ -62,14 +64,15 @@ def _table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
         remark = "".join(f" <small>({count} {word})</small>" for count, word in told if count)
         steps = "-" if row["steps"]["mean"] is None else f"{row['steps']['mean']:,.0f}"
         lines.append(
-            f'<tr><th scope="row">{escape(row["label"])}{remark}</th><td>{row["seeds"]}</td><td>{steps}</td>'
-            + "".join(cells) + "</tr>"
+            f'<tr><th scope="row">{escape(row["label"])}{remark}</th>{"".join(cells)}<td>{steps}</td>'
+            f"<td>{row['seeds']}</td></tr>"
         )
-    note = "Kept: the model that the run hands out (by default that of the least training loss). Last: after all rounds."
+    note = "Kept: the model that the run hands out, by default that of the least training loss. Last: after all rounds."
     spread = " Mean ± one standard deviation over seeds. ★: the best mean; centralised training is no rival."
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Closing values"><table><thead><tr>'
-        f'<th scope="col">method</th><th scope="col">seeds</th><th scope="col">local steps</th>{heads}</tr></thead>'
+        f'<td></td>{groups}<td colspan="2"></td></tr><tr><th scope="col">method</th>{heads}'
+        '<th scope="col">local steps</th><th scope="col">seeds</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
         f'<p class="note">{note}{spread if len(rows) > 1 else ""}</p>'
     )
@@ -110,7 +113,7 @@ def _inside(at: int, drawn: dict[str, Any]) -> str:
     if not drawn["runs"]:
         return ""
     first = drawn["runs"][0]
-    choice = _choice("which-run", "run", [run["label"] for run in drawn["runs"]])
+    choice = _choice("which-run", "shown:", [run["label"] for run in drawn["runs"]]) or escape(first["label"])
     left = drawn["adaptive"] - len(drawn["runs"])
     more = f' <span class="note">{left} more such runs are in the table and the curves.</span>' if left > 0 else ""
     total, here = first["maps"][0]["all"], len(first["maps"][0]["clients"])
@@ -126,7 +129,7 @@ def _inside(at: int, drawn: dict[str, Any]) -> str:
     )
     return (
         "<h3>Inside the controller, round by round</h3><p>FedVeca tells every client how many local steps to take in "
-        f"the next round. {choice}{more}</p>{maps[0]}"
+        f'the next round.</p><div class="controls">{choice}{more}</div>{maps[0]}'
         f'<div class="grid small">{"".join(lines)}</div><div class="grid small">{"".join(maps[1:])}</div>'
     )
 
@@ -136,7 +139,7 @@ def _partition(at: int, drawn: dict[str, Any]) -> str:
     if not drawn["partitions"]:
         return f"{title}<p>These run folders have no partition.json, so the partition cannot be drawn.</p>"
     part = drawn["partitions"][0]
-    choice = _choice("which-part", "partition of", [p["label"] for p in drawn["partitions"]])
+    choice = _choice("which-part", "shown: that of", [p["label"] for p in drawn["partitions"]])
     some = f" {len(part['clients'])} of {part['all']} clients are drawn." if len(part["clients"]) < part["all"] else ""
     about = f"Rows of each label (area of a disc) and of each client (bar).{some}"
     told = "; ".join(
@@ -144,7 +147,7 @@ def _partition(at: int, drawn: dict[str, Any]) -> str:
         for i, size, row in list(zip(part["clients"], part["sizes"], part["labels"], strict=True))[:20]
     )
     figure = _figure(f"s{at}-part", "The partition", about, f"Partition: {told}.", wide=True)
-    return f"{title}{f'<p>{choice}</p>' if choice else ''}{figure}"
+    return f"{title}{choice}{figure}"
 
 
 def _again(found: Sequence[Curve]) -> str:
@@ -194,7 +197,7 @@ def _figure(name: str, title: str, about: str, alternative: str, wide: bool = Fa
 def _choice(name: str, label: str, labels: Sequence[str]) -> str:
     """A select where there is something to choose."""
     options = "".join(f'<option value="{i}">{escape(text)}</option>' for i, text in enumerate(labels))
-    return f'<label>{label} <select class="{name}">{options}</select></label>' if len(labels) > 1 else escape(labels[0])
+    return f'<label class="choice">{label} <select class="{name}">{options}</select></label>' if len(labels) > 1 else ""
 
 
 def _seen(seen: dict[str, Any]) -> str:

@@ -23,7 +23,8 @@ PARTITION = {
     "quantity": "labels are mixed, sizes are drawn from Dirichlet({concentration:g})",
     "writer": "each client has the rows of its own writers",
 }
-MODEL = {"svm": "a squared SVM", "cnn": "a CNN", "mlp": "an MLP"}
+MODEL = {"svm": "squared SVM", "cnn": "CNN", "mlp": "MLP"}
+CASES = {"case1": "Case 1", "case2": "Case 2", "case3": "Case 3", "dirichlet": "Dirichlet({concentration:g})"}
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
@@ -53,21 +54,22 @@ def task(found: Sequence[Curve]) -> str:
 
 def heading(found: Sequence[Curve]) -> str:
     """The section's name."""
-    name, e = task(found).removeprefix("a ").removeprefix("an "), found[0].runs[0].experiment
-    where = f", {e.partition}, {e.clients} clients" if len(_values(found, "partition", "clients")) == 1 else ""
-    what = found[0].label if len(found) == 1 else f"{len(found)} compared"
-    return f"{name}{where}: {what}"
+    e, methods = found[0].runs[0].experiment, {curve.method for curve in found}
+    same = len(_values(found, "partition", "clients", "concentration")) == 1
+    where = f", {e.clients} clients, {CASES.get(e.partition, e.partition).format(**asdict(e))}" if same else ""
+    many = f"{len(found)} {'methods' if len(methods) == len(found) else 'settings'} compared"
+    return f"{task(found)}{where}: {found[0].label if len(found) == 1 else many}"
 
 
 def question(found: Sequence[Curve]) -> str:
     """What was compared, in plain words."""
     e, methods = found[0].runs[0].experiment, list(dict.fromkeys(curve.method for curve in found))
     if len(found) == 1:
-        asked = f"How does {found[0].label} train {task(found)}?"
+        asked = f"How does {found[0].label} train this model: {task(found)}?"
     elif len(methods) == len(found):
-        asked = f"Which of {listed([curve.label for curve in found])} ends with the best model: {task(found)}?"
+        asked = f"Which of {listed([curve.label for curve in found])} trains the best {task(found)}?"
     else:
-        asked = f"Which settings end with the best model, {task(found)}: {listed([c.label for c in found])}?"
+        asked = f"Which of these trains the best {task(found)}: {listed([curve.label for curve in found])}?"
     told = []
     if len(_values(found, "clients", "partition", "concentration", "shards")) == 1:
         rule = PARTITION.get(e.partition, f"partition={e.partition}").format(**asdict(e))
