@@ -89,7 +89,9 @@ def instant(runs: Sequence[Run], path: Path) -> None:
                 for i, (client, row) in enumerate(zip(seen["clients"], seen["z"], strict=True)):
                     y = [np.nan if v is None else v for v in row]
                     colour = series.COLOURS[i % len(series.COLOURS)]
-                    axis.plot(seen["rounds"], y, color=colour, label=f"client {client}", linewidth=1 if few else 0.5)
+                    dots: Any = {"linestyle": "none", "marker": "o", "markersize": 2.5}
+                    look = dots if name == "tau" else {"linewidth": 1 if few else 0.5}
+                    axis.plot(seen["rounds"], y, color=colour, label=f"client {client}", **look)
             if name == "premise":
                 axis.axhline(1, color="#444444", linestyle=":")
             if name in ("delta", "A"):

@@ -206,9 +206,8 @@ class Screen:
 def named() -> dict[str, list[str]]:
     """The values that can be named, by what they are of."""
     models = ["svm", "cnn", "mlp", "package.module:factory"]
-    return {
-        "methods": list(METHODS), "data": list(NAMES), "models": models, "partitions": list(RULES), "presets": presets(),
-    }  # fmt: skip
+    methods, rules = list(METHODS), list(RULES)
+    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
 
 
 def settings() -> dict[str, dict[str, Any]]:

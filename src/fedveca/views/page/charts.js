@@ -70,7 +70,7 @@ const charts = (() => {
     return draw(div, traces, {
       height: narrow() ? 260 : 320, hovermode: axis === "rounds" && !narrow() ? "x unified" : "closest",
       xaxis: { title: { text: section.axes[axis] }, rangemode: "tozero" },
-      yaxis: { title: { text: metric.label + (metric.percent ? " (%)" : "") }, range: focus(sets, metric.rising) },
+      yaxis: { title: { text: escaped(metric.label) + (metric.percent ? " (%)" : "") }, range: focus(sets, metric.rising) },
     });
   }
 
