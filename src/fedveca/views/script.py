@@ -17,16 +17,29 @@ def plotly() -> str:
     all_kinds = list(_LIST.finditer(text, len(text) - 20_000))
     if len(all_kinds) != 1:
         return text
-    found = {_kind(text, call.removesuffix("()")): call for call in all_kinds[0][1].split(",")}
-    if not all(kind in found for kind in KINDS):
-        return text
-    start, end = all_kinds[0].span(1)
-    return text[:start] + ",".join(found[kind] for kind in KINDS) + text[end:]
+    found: dict[str, str] = {}
+    for call in all_kinds[0][1].split(","):
+        found.setdefault(_kind(text, call.removesuffix("()")), call)
+        if all(kind in found for kind in KINDS):
+            start, end = all_kinds[0].span(1)
+            return text[:start] + ",".join(found[kind] for kind in KINDS) + text[end:]
+    return text
 
 
 def _kind(text: str, name: str) -> str:
     """The kind of chart that a loader of this name loads: it hands on another's module, which says so."""
-    handed = re.search(rf'\b{re.escape(name)}=\w+\(\(\w+,(\w+)\)=>{{"use strict";\1\.exports=(\w+)\(\)}}\)', text)
-    module = handed and re.search(rf"\b{re.escape(handed[2])}=\w+\(\(\w+,\w+\)=>{{", text)
+    handed = _defined(text, name, r'\w+\(\(\w+,(\w+)\)=>{"use strict";\1\.exports=(\w+)\(\)}\)')
+    module = handed and _defined(text, handed[2], r"\w+\(\(\w+,\w+\)=>{")
     said = module and re.compile(r'moduleType:"trace",name:"(\w+)"').search(text, module.end(), module.end() + 4000)
     return said[1] if said else ""
+
+
+def _defined(text: str, name: str, pattern: str) -> re.Match[str] | None:
+    """Where the script defines a name in this way."""
+    shape, word = re.compile(pattern), f"{name}="
+    at = text.find(word)
+    while at >= 0:
+        if not re.match(r"[\w$]", text[at - 1]) and (match := shape.match(text, at + len(word))):
+            return match
+        at = text.find(word, at + 1)
+    return None

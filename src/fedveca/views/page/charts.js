@@ -31,7 +31,8 @@ const charts = (() => {
       responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
       toImageButtonOptions: { format: "svg", filename: div.id },
     };
-    return Plotly.react(div, traces, layout(more), config);
+    const paper = document.documentElement.classList.contains("printing"); // a window's width is no paper's
+    return Plotly.react(div, traces, { ...layout(more), ...(paper ? { width: div.clientWidth } : { autosize: true }) }, config);
   }
 
   // The first steep rounds may leave the picture: the end is what is compared. A double click shows all.
