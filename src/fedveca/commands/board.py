@@ -54,11 +54,7 @@ def _board(args: argparse.Namespace) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        said = f"--host {host} --port {port} cannot be used: {error.strerror}; --port 0 takes a free one"
-        raise ValueError(said) from error
-    return listening
+        why = str(error.strerror).split(" (while")[0]
+        raise ValueError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error

@@ -33,6 +33,21 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return (seen.st_ino, seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else None
 
 
+def held(path: Path) -> bool | None:
+    """Whether a process has this lock file locked; None where that cannot be known."""
+    try:
+        import fcntl
+
+        with opened(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+    except (ImportError, OSError):
+        return None
+
+
 def toml(path: Path) -> dict[str, Any]:
     """ValueError in one sentence where it cannot be read."""
     try:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedveca.views.board import files
 
 QUIET = 300.0  # seconds without a new round after which a run is no longer said to run
+SILENT = 10.0  # seconds without a new round after which its lock is asked
 SETTLED = 2.0  # seconds after which a folder's date can be trusted to tell of the next change
 DEPTH = 12
 SETTINGS = ("method", "data", "model", "partition", "clients", "seed")
@@ -34,6 +35,7 @@ class Facts(NamedTuple):
     row: dict[str, Any]
     ended: bool
     first: tuple[int, float]  # rounds and time when it was first seen: its pace
+    locked: bool  # its lock file was seen
 
 
 class Shelf:
@@ -51,7 +53,7 @@ class Shelf:
             names = list(self._walk("", 0))
             self._facts = {name: self._look(name) for name in names}
             now = time.time()
-            rows = [_now(facts, now) | {"id": name} for name, facts in self._facts.items()]
+            rows = [_now(facts, now, self.root / name) | {"id": name} for name, facts in self._facts.items()]
         return sorted(rows, key=lambda row: (-row["began"], row["id"]))
 
     def folder(self, name: str) -> Path:
@@ -92,12 +94,12 @@ class Shelf:
 
     def _look(self, name: str) -> Facts:
         folder, before = self.root / name, self._facts.get(name)
-        stamps = tuple(files.stamp(folder / f) for f in ("experiment.toml", "summary.json", "rounds.jsonl"))
+        stamps = tuple(files.stamp(folder / f) for f in ("experiment.toml", "summary.json", "rounds.jsonl", ".lock"))
         if before and before.stamps == stamps:
             return before
         row, ended = _read(folder, stamps)
         first = before.first if before and before.first[0] <= row["rounds"] else (row["rounds"], time.time())
-        return Facts(stamps, row, ended, first)
+        return Facts(stamps, row, ended, first, bool(stamps[3]) or (before is not None and before.locked))
 
 
 def _read(folder: Path, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
@@ -130,19 +132,31 @@ def _read(folder: Path, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
     return row, ended
 
 
-def _now(facts: Facts, now: float) -> dict[str, Any]:
-    """The row with its state: decided by the clock where no summary decides it."""
+def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
+    """The row with its state, and why where it neither runs nor is finished."""
     row = dict(facts.row)
-    quiet = now - row["changed"]
     stopped = row.pop("stopped", False)
-    row["state"] = "stopped" if stopped else "finished" if facts.ended else "quiet" if quiet > QUIET else "running"
-    if row["state"] == "quiet" and not row["why"]:
-        row["why"] = f"no summary, and no new round for more than {QUIET / 60:.0f} min: killed, or slow"
+    row["state"], why = ("stopped" if stopped else "finished", "") if facts.ended else _pulse(facts, now, folder)
+    row["why"] = row["why"] or why
     rounds, since = facts.first
     done, passed = row["rounds"] - rounds, row["changed"] - since
     if row["state"] == "running" and row["of"] and done > 0 and passed > 1:
         row["left"] = round(passed / done * max(0, row["of"] - row["rounds"]), 1)
     return row
+
+
+def _pulse(facts: Facts, now: float, folder: Path) -> tuple[str, str]:
+    """The state of a run without a summary: its lock decides, else the clock."""
+    silent, lock = now - facts.row["changed"], facts.stamps[3]
+    if lock and silent > SILENT:
+        alive = files.held(folder / ".lock")
+        if alive is not None:
+            return ("running", "") if alive else ("killed", "its process is gone; fedveca run --resume goes on with it")
+    elif not lock and facts.locked:
+        return "stopped", "its process ended before the last round; fedveca run --resume goes on with it"
+    if silent > QUIET:
+        return "quiet", f"no summary, and no new round for more than {QUIET / 60:.0f} min: stopped, killed, or slow"
+    return "running", ""
 
 
 def _scores(line: Any) -> dict[str, Any]:

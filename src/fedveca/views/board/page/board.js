@@ -5,14 +5,15 @@ import { List } from "./list.js";
 import { look, Picture } from "./picture.js";
 import { faults, Log, Settings } from "./detail.js";
 
-const BUSY = 1000, IDLE = 5000;
+const BUSY = 1000, IDLE = 2500;
 const TABS = { picture: "Picture", settings: "Settings", log: "Log", faults: "Faults" };
 
-let rows = [], tag = null, tab = "picture", chosen = [], hidden = new Set(), asked = 0, timer = null, drawn = "";
+let rows = [], tag = null, tab = "picture", chosen = [], hidden = new Set(), asked = 0, timer = null, drawn = "", touched = false;
 const list = new List(choose), picture = new Picture(refresh), settings = new Settings(), log = new Log();
 
 function choose(id, alone) {
   const among = chosen.includes(id);
+  touched = true;
   chosen = alone ? [id] : among ? chosen.filter((other) => other !== id) : [...chosen, id];
   hidden = new Set([...hidden].filter((other) => chosen.includes(other)));
   if (alone && picture.window) picture.window = null;
@@ -120,11 +121,10 @@ async function look_again() {
   try {
     const answer = await ask("runs", [], tag);
     if (answer) {
-      const first = tag === null;
       ({ tag } = answer);
       rows = answer.runs;
       of("root").textContent = `\u200e${answer.root}`;
-      if (first && !chosen.length && rows.length) chosen = [(rows.find((row) => row.state === "running") ?? rows[0]).id];
+      if (!touched && !chosen.length && rows.length) chosen = [(rows.find((row) => row.state === "running") ?? rows[0]).id];
     }
     running = rows.filter((row) => row.state === "running").length;
     of("status").className = "";
@@ -143,7 +143,7 @@ const THEMES = { auto: "◐", light: "☀", dark: "☾" };
 function theme(wanted) {
   const dark = wanted === "dark" || (wanted === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  of("theme").textContent = `${THEMES[wanted]} ${wanted}`;
+  of("theme").replaceChildren(THEMES[wanted], make("span", {}, ` ${wanted}`));
   localStorage.setItem("fedveca-theme", wanted);
   chips();
   picture.draw();

@@ -1,15 +1,9 @@
 // Settings side by side, the log, the faults.
 
 import { ask, brief, make, of, percent } from "./words.js";
-import { look } from "./picture.js";
+import { named } from "./picture.js";
 
 const COUNT = 100;
-
-const title = (id, i) => {
-  const swatch = make("i", { class: "swatch" });
-  swatch.style.background = look(i).colour;
-  return [swatch, id];
-};
 
 export class Settings {
   constructor() { this.whole = false; }
@@ -23,7 +17,7 @@ export class Settings {
     const whole = this.whole || runs.length === 1;
     const said = runs.length === 1 ? "" : different.length ? `${different.length} of ${keys.length} settings differ.` : "The settings are the same.";
     const box = make("input", { type: "checkbox", checked: whole, onchange: () => { this.whole = box.checked; this.show(chosen); } });
-    const head = make("tr", {}, make("th", { scope: "col" }, "setting"), ...runs.map((run, i) => make("th", { scope: "col" }, ...title(run.id, i))));
+    const head = make("tr", {}, make("th", { scope: "col" }, "setting"), ...runs.map((run, i) => make("th", { scope: "col" }, ...named(run.id, i))));
     const rows = (whole ? keys : different).map((key) => make("tr", { class: differs(key) ? "differs" : null },
       make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, cell(run, key)))));
     const made = [...new Set(runs.flatMap((run) => Object.keys(run.environment)))].map((key) => make("tr", {},
@@ -47,7 +41,7 @@ export class Log {
       const go = (to) => () => { this.before.set(id, to); this.show(chosen, rows); };
       const last = log.first + log.lines.length;
       return [
-        make("h3", {}, ...title(id, i)),
+        make("h3", {}, ...named(id, i)),
         make("p", { class: row?.state === "stopped" ? "note wrong" : "note" }, [
           row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round is over yet",
         ].filter(Boolean).join(" · ")),
@@ -82,7 +76,7 @@ function text(line, row) {
 export async function faults(chosen) {
   const runs = await Promise.all(chosen.map((id) => ask("run", [["run", id]])));
   const rows = runs.flatMap((run, i) => run.faults.map((fault) => make("tr", {},
-    make("td", {}, ...title(run.id, i)), make("td", { class: "right" }, fault.round), make("td", {}, fault.client), make("td", {}, fault.what))));
+    make("td", {}, ...named(run.id, i)), make("td", { class: "right" }, fault.round), make("td", {}, fault.client), make("td", {}, fault.what))));
   const notes = runs.flatMap((run) => [
     run.summary.stopped && make("p", { class: "note wrong" }, `${run.id} stopped: ${run.summary.stopped}`),
     run.damaged > 0 && make("p", { class: "note wrong" }, `${run.id}: ${run.damaged} lines of rounds.jsonl cannot be read and are left out`),

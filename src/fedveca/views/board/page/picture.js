@@ -21,6 +21,12 @@ export const look = (i) => ({
   colour: getComputedStyle(document.documentElement).getPropertyValue(`--c${i % 7}`).trim(), dash: DASHES[Math.floor(i / 7) % 4],
 });
 
+// A run's name behind its colour.
+export function named(id, i) {
+  const swatch = make("i", { class: `swatch c${i % 7}` });
+  return [swatch, id];
+}
+
 const tall = (clients) => Math.min(440, Math.max(150, 70 + 16 * clients));
 
 export class Picture {
@@ -114,13 +120,13 @@ export class Picture {
     for (const name of this.wanted(Object.values(this.data.runs))) {
       if (!Object.values(this.data.runs).some((run) => run.curves[name]?.[0].length)) continue;
       wanted.add(name);
-      this.plot(of("charts"), place++, name, NAMES[name]?.[0] ?? name, NAMES[name]?.[1] ?? "", () => this.curve(name));
+      this.plot(of("charts"), place++, name, [NAMES[name]?.[0] ?? name], NAMES[name]?.[1] ?? "", () => this.curve(name));
     }
     place = 0;
     this.chosen.slice(0, MOST_HEATS).forEach((id, i) => {
       if (this.hidden.has(id) || !this.cells[i]?.x.length) return;
-      wanted.add(`heat ${id}`);
-      this.plot(of("heats"), place++, `heat ${id}`, id, "", () => this.heat(id, this.cells[i]), tall(this.cells[i].y.length));
+      wanted.add(`heat ${i} ${id}`);
+      this.plot(of("heats"), place++, `heat ${i} ${id}`, named(id, i), "", () => this.heat(id, this.cells[i]), tall(this.cells[i].y.length));
     });
     this.note();
     for (const [key, plot] of this.plots) {
@@ -138,7 +144,7 @@ export class Picture {
     if (!plot) {
       const element = make("div", { class: "plot", role: "img" });
       if (height) element.style.height = `${height}px`;
-      const figure = make("figure", { "data-name": key }, make("figcaption", {}, title, make("span", {}, text)), element);
+      const figure = make("figure", { "data-name": key }, make("figcaption", {}, ...title, make("span", {}, text)), element);
       plot = { element, figure, seen: false };
       this.plots.set(key, plot);
       this.sight.observe(element);
