@@ -78,8 +78,8 @@ def line(content: bytes) -> dict[str, Any] | None:
     return parsed
 
 
-def ends(path: Path, block: int = 2**16) -> list[dict[str, Any]]:
-    """The last whole lines of rounds.jsonl, at least one where there is one; only the file's end is read."""
+def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
+    """The last whole lines of rounds.jsonl, the last one first; only the file's end is read."""
     with opened(path) as file:
         size = file.seek(0, os.SEEK_END)
         while True:
@@ -87,7 +87,8 @@ def ends(path: Path, block: int = 2**16) -> list[dict[str, Any]]:
             file.seek(start)
             parts = file.read(size - start).split(b"\n")[0 if start == 0 else 1 : -1]
             if parts or start == 0 or block > MOST:
-                return [parsed for part in parts if (parsed := line(part))]
+                yield from filter(None, map(line, reversed(parts)))
+                return
             block *= 8
 
 

@@ -114,11 +114,13 @@ def _read(folder: Path, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
         row["why"] = str(error)
     if stamps[2]:
         try:
-            lines = files.ends(folder / "rounds.jsonl")
+            for line in files.ends(folder / "rounds.jsonl"):
+                row["rounds"] = max(row["rounds"], line["round"] + 1)
+                row |= _scores(line)
+                if row["accuracy"] is not None:
+                    break
         except OSError as error:
-            lines, row["why"] = [], str(error)
-        row["rounds"] = lines[-1]["round"] + 1 if lines else 0
-        row |= next((_scores(x) for x in reversed(lines) if number(x.get("test_accuracy")) is not None), {})
+            row["why"] = str(error)
     if stamps[1]:
         try:
             summary, ended = files.table(folder / "summary.json"), True

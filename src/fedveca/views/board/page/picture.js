@@ -72,7 +72,7 @@ export class Picture {
       ...chosen.map((id) => ["run", id]), ...names.map((name) => ["name", name]), ["x", this.axis], ["width", width], ...within,
     ]);
     const name = of("heat-name").value || "tau";
-    const across = Math.max(100, Math.round((of("heats").clientWidth || 700) - 120));
+    const across = Math.max(100, Math.round(((document.querySelector("#heats .plot") ?? of("heats")).clientWidth - 120) / 2)); // two pixels a cell
     const heats = Promise.all(chosen.slice(0, MOST_HEATS).map((id) => ask("heat", [
       ["run", id], ["name", name], ["width", across], ["height", 180], ...(this.axis === "round" ? within : []),
     ])));
