@@ -53,7 +53,9 @@ def test_all_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     assert main(argv) == 0
     printed = capsys.readouterr().out
     results = tmp_path / "reproduction" / "results"
-    assert printed.endswith("results: reproduction/results   runs: reproduction\n")
+    assert printed.endswith(
+        "report: reproduction/report.html   results: reproduction/results   runs: reproduction\n"
+    )
     found = {what: json.loads((results / f"{what}.json").read_text()) for what in STUDIES}
     for what, content in found.items():
         assert content["what"] == what
@@ -92,7 +94,7 @@ def test_some_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     argv = ["reproduce", "all", "--tasks", "svm-mnist", "--seeds", "1", "--out", "here"]
     assert main([*argv, "--device", "cpu"]) == 0
     assert "centralised seed 0  round 14/14" in capsys.readouterr().err
-    assert {path.name for path in out.iterdir()} == {"results", *SVM}
+    assert {path.name for path in out.iterdir()} == {"results", "report.html", *SVM}
     content = json.loads((out / "results" / "table1.json").read_text())
     assert content["command"] == "fedveca reproduce table1 --seeds 1 --tasks svm-mnist"
     assert [entry["task"] for entry in content["results"]] == ["svm-mnist"]

@@ -62,7 +62,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     files = {path.name for path in folder.iterdir()}
     assert files - {"checkpoint.former.safetensors"} == {
         "checkpoint.safetensors",
-        "experiment.toml", "environment.json", "rounds.jsonl", "model.safetensors", "summary.json",
+        "experiment.toml", "environment.json", "partition.json", "rounds.jsonl", "model.safetensors", "summary.json",
     }  # fmt: skip
 
     text = (folder / "rounds.jsonl").read_text()

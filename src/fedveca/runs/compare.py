@@ -101,7 +101,8 @@ def finished(folder: Path, experiment: Experiment) -> Run | None:
     """
     if not folder.exists():
         return None
-    if all(path.name.lstrip(".").startswith(("experiment.toml", "environment.json")) for path in folder.iterdir()):
+    early = ("experiment.toml", "environment.json", "partition.json")
+    if all(path.name.lstrip(".").startswith(early) for path in folder.iterdir()):
         shutil.rmtree(folder)  # stopped before its first round
         return None
     done = Run.open(folder)

@@ -45,6 +45,18 @@ class Run:
         except (OSError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{folder} is not a run folder: {error}") from error
 
+    def frame(self) -> Any:
+        """The rounds as a pandas frame: one row a round, one column a recorded name."""
+        from fedveca.views.notebook import frame
+
+        return frame(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: table and curves."""
+        from fedveca.views.notebook import html
+
+        return html(self)
+
     def column(self, name: str) -> list[Any]:
         """One recorded name over the rounds that have it."""
         return [line[name] for line in self.rounds if line.get(name) is not None]
@@ -79,6 +91,12 @@ class Folder:
             return Folder(path)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def partition(self, counts: Tensor, most: int = 200) -> None:
+        """Rows of each label [N, C] by client; of very many clients, evenly spaced ones."""
+        pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
+        told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
+        whole(self.path / "partition.json", _json({name: plain(value) for name, value in told.items()}))
 
     def round(self, line: dict[str, Any]) -> None:
         self._rounds.write(_json(line).decode() + "\n")

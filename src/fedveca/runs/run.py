@@ -19,6 +19,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
 from fedveca.tasks.data import Dataset, prepare
+from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
 from fedveca.views.trackers import tracked
 
@@ -43,6 +44,7 @@ def run(
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
     with Folder.make(Path(out), experiment, device) as folder:
+        folder.partition(mix(built))
         return _go(experiment, built, device, course, [], folder, watch)
 
 
@@ -117,6 +119,13 @@ def _go(
     if folder:
         folder.close(summary, model)
     return Run(e, lines, summary, model, folder.path if folder else None)
+
+
+def mix(built: Built) -> Tensor:
+    """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
+    y = built.data.y
+    labelled = y.dim() == 1 and not y.is_floating_point()
+    return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
 
 
 def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Course:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -26,8 +29,12 @@ class Screen:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.out = Console(highlight=False, soft_wrap=True)
-        self.progress = Console(stderr=True, highlight=False)
+        plain = any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
+        terminal = False if plain else None  # None: found out by looking
+        self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
+        self.progress = Console(stderr=True, highlight=False, force_terminal=terminal)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a stream that knows no ± still gets its table
         self._live: Live | None = None
         self._show = warnings.showwarning
 
@@ -192,16 +199,15 @@ class Screen:
 
     def settings(self) -> None:
         """Everything that can be named."""
-        for title, names in (
-            ("methods", METHODS), ("data", NAMES), ("models", ("svm", "cnn", "mlp", "package.module:factory")),
-            ("partitions", RULES), ("presets", presets()),
-        ):
+        if self.quiet:
+            return
+        for title, names in named().items():
             self.out.print(f"[bold]{title}[/bold]  {'  '.join(names)}")
         shown = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
         for heading in ("key", "default", "allowed", "meaning"):
             shown.add_column(heading, no_wrap=heading == "key", overflow="fold")
-        for key, field in FIELDS.items():
-            shown.add_row(key, str(field.default) or '""', range_of(field).replace("[", "\\["), field.metadata["text"])
+        for key, of in settings().items():
+            shown.add_row(key, str(of["default"]) or '""', of["allowed"].replace("[", "\\["), of["text"])
         self.out.print()
         self._print(shown)
 
@@ -209,6 +215,21 @@ class Screen:
         if not self.quiet:
             self._still()
             self.out.print(table, soft_wrap=False)
+
+
+def named() -> dict[str, list[str]]:
+    """The values that can be named, by what they are of."""
+    models = ["svm", "cnn", "mlp", "package.module:factory"]
+    methods, rules = list(METHODS), list(RULES)
+    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """Every setting with its default, what is allowed and its line of text."""
+    return {
+        key: {"default": field.default, "allowed": range_of(field), "text": field.metadata["text"]}
+        for key, field in FIELDS.items()
+    }
 
 
 def _short(tau: list[int]) -> str:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.resources import files as resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fedveca.views.board import files
 from fedveca.views.board.follow import AXES, Follow
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.shelf import Shelf
+from fedveca.views.script import plotly
 
 FOLLOWED = 32  # runs whose columns stay in memory
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -179,20 +179,16 @@ def app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[st
 
         return endpoint
 
+    def script(request: Request) -> Response:
+        headers = {"etag": f'"{len(plotly())}"', "cache-control": "max-age=3600"}
+        return Response(plotly(), headers=headers, media_type="text/javascript")
+
     page = Path(str(resources("fedveca") / "views" / "board" / "page"))
     routes = [Route(f"/{path.name}", serves(path)) for path in sorted(page.iterdir()) if path.suffix in TYPES]
-    routes += [Route("/", serves(page / "board.html")), Route("/plotly.js", serves(plotly_script()))]
+    routes += [Route("/", serves(page / "board.html")), Route("/plotly.js", script)]
     asks = (desk.runs, desk.run, desk.curves, desk.heat, desk.log)
     routes += [Route(f"/api/{ask.__name__}", answers(ask)) for ask in asks]
     return Guard(Starlette(routes=routes), host, token, names)
-
-
-def plotly_script() -> Path:
-    """Plotly's script as it ships inside its Python package."""
-    found = find_spec("plotly")
-    places = found.submodule_search_locations if found else None
-    assert places, "plotly is a dependency of fedveca"
-    return Path(next(iter(places))) / "package_data" / "plotly.min.js"
 
 
 def serve(application: Guard, listening: socket.socket) -> None:
