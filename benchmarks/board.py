@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -30,6 +31,12 @@ window.tasks = [];
 new PerformanceObserver((list) => tasks.push(...list.getEntries().map((e) => e.duration)))
   .observe({ type: "longtask", buffered: true });
 """
+LOOP = """(() => {
+  const at = performance.now();
+  let x = 0;
+  for (let i = 0; i < 1e8; i++) x += i;
+  return performance.now() - at;
+})()"""  # how fast this machine is just now
 
 
 def line(k: int, clients: int, chance: random.Random) -> str:
@@ -64,6 +71,12 @@ def ready(page: Any, what: str) -> float:
     return float(page.evaluate("performance.now()"))
 
 
+def busy(processor: Any) -> float:
+    """Seconds of processor time that the page's main thread has used: other programs do not count."""
+    metrics = processor.send("Performance.getMetrics")["metrics"]
+    return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
+
+
 def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random) -> dict[str, Any]:
     out: dict[str, Any] = {}
     listed = [ask(f"{url}api/runs") for _ in range(6)]
@@ -77,6 +90,8 @@ def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random
         page.close()
         page = browser.new_page(viewport={"width": 1400, "height": 1800}, bypass_csp=True)
         page.add_init_script(TASKS)
+        processor = page.context.new_cdp_session(page)
+        processor.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(f"{url}#run=big")
         chart = "document.querySelector('figure[data-name=%s] .plot')?.data"
         out["first_paint_ms"] = page.evaluate(
@@ -87,7 +102,7 @@ def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random
         heat = "document.querySelector('#heats .plot')?.data?.[0].x.length > 100"
         out["all_pictures_ms"] = ready(page, heat)
         out["longest_task_at_start_ms"] = max(page.evaluate("tasks"), default=0)
-        updates, tasks = [], []
+        updates, tasks, before = [], [], busy(processor)
         for k in range(args.rounds, args.rounds + args.updates):
             page.evaluate("tasks.length = 0")
             page.wait_for_timeout(1200)
@@ -100,6 +115,9 @@ def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random
             tasks += page.evaluate("tasks")
         out["round_to_screen_s"] = {"median": statistics.median(updates), "most": max(updates)}
         out["longest_task_while_growing_ms"] = max(tasks, default=0)
+        out["processor_ms_an_update"] = (busy(processor) - before) * 1000 / args.updates
+        out["loop_of_1e8_ms"] = page.evaluate(LOOP)
+        out["load"] = os.getloadavg()[0]
         names = "&name=".join(("", "test_accuracy", "test_loss", "train_loss", "tau_k", "premise", "L"))
         timed = [ask(f"{url}api/curves?run=big&width=450{names}") for _ in range(5)]
         out["curves_s"], out["curves_bytes"] = statistics.median(t for t, _ in timed), timed[0][1]

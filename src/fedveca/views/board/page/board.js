@@ -132,7 +132,7 @@ async function look_again() {
     document.title = running ? `(${running}) FedVeca board` : "FedVeca board";
     if (answer || Date.now() % 10000 < BUSY) list.draw(rows, chosen);
     if (sign() !== drawn || answer) chips();
-    if (sign() !== drawn) await refresh();
+    if (sign() !== drawn && !picture.due().length) await refresh(); // a slow machine draws what it has first
   } catch (error) {
     wrong(error);
   }

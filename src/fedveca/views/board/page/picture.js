@@ -145,7 +145,7 @@ export class Picture {
       const element = make("div", { class: "plot", role: "img" });
       if (height) element.style.height = `${height}px`;
       const figure = make("figure", { "data-name": key }, make("figcaption", {}, ...title, make("span", {}, text)), element);
-      plot = { element, figure, seen: false };
+      plot = { element, figure, seen: false, drawn: 0 };
       this.plots.set(key, plot);
       this.sight.observe(element);
     }
@@ -154,12 +154,14 @@ export class Picture {
     Object.assign(plot, { draw, dirty: true });
   }
 
+  due() { return [...this.plots.values()].filter((plot) => plot.dirty && plot.seen); }
+
   soon() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
-      const next = [...this.plots.values()].find((plot) => plot.dirty && plot.seen);
+      const [next] = this.due().sort((a, b) => a.drawn - b.drawn); // the one that has waited longest
       if (!next) return;
-      next.dirty = false;
+      Object.assign(next, { dirty: false, drawn: performance.now() });
       const [traces, layout, text] = next.draw();
       next.element.setAttribute("aria-label", text);
       window.Plotly.react(next.element, traces, layout, { responsive: true, displaylogo: false, displayModeBar: false });
