@@ -24,6 +24,8 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     m = FIELDS[key].metadata
     if m["of"]:
         return st.sampled_from(m["of"])
+    if m["some"]:
+        return st.lists(st.sampled_from(m["some"])).map(",".join)
     if TYPES[key] is int:
         return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
     if TYPES[key] is float:

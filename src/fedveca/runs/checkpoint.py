@@ -36,7 +36,7 @@ class Course(NamedTuple):
 def mark(experiment: Experiment, built: Built) -> str:
     """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
     seen = hashlib.sha256()
-    skip = ("rounds", "data_dir", "test_every")
+    skip = ("rounds", "data_dir", "test_every", "track")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
     x, y = built.data.x, built.data.y

@@ -97,7 +97,7 @@ def _worker(threads: int) -> None:
 def finished(folder: Path, experiment: Experiment) -> Run | None:
     """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused.
 
-    Where the data lie decides no number, so it may differ.
+    Where the data lie and who tracks the run decide no number, so they may differ.
     """
     if not folder.exists():
         return None
@@ -106,7 +106,7 @@ def finished(folder: Path, experiment: Experiment) -> Run | None:
         shutil.rmtree(folder)  # stopped before its first round
         return None
     done = Run.open(folder)
-    if replace(done.experiment, data_dir="") != replace(experiment, data_dir=""):
+    if replace(done.experiment, data_dir="", track="") != replace(experiment, data_dir="", track=""):
         raise ValueError(f"{folder} holds a run with other settings; name another --out")
     if done.summary:
         return done

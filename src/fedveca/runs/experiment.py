@@ -18,15 +18,16 @@ LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
 TABLE_I = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
 METHODS = (*TABLE_I, "corrected")
 ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are given it
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 def option(
     default: Any, text: str, *, of: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf,
-    open_ends: bool = False,
+    open_ends: bool = False, some: tuple[str, ...] = (),
 ) -> Any:
     """A field with its default, its range and one line of text."""
     return dataclasses.field(
-        default=default, metadata={"text": text, "of": of, "low": low, "high": high, "open": open_ends}
+        default=default, metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends}
     )
 
 
@@ -61,6 +62,7 @@ class Experiment:
     precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
+    track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
     engine: str = option("local", "where the clients run", of=("local",))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
@@ -135,6 +137,8 @@ def range_of(field: dataclasses.Field[Any]) -> str:
     m = field.metadata
     if m["of"]:
         return " | ".join(m["of"])
+    if m["some"]:
+        return f"some of {', '.join(m['some'])}"
     if TYPES[field.name] is str:
         return "text"
     left, right = ("(", ")") if m["open"] else ("[", "]")
@@ -162,6 +166,11 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{field.name}={value} is not known{hint}; allowed: {range_of(field)}")
+    for word in str(value).split(",") if m["some"] and value else ():
+        if word.strip() not in m["some"]:
+            near = difflib.get_close_matches(word, m["some"], 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"{field.name}={value}: {word!r} is not known{hint}; allowed: {range_of(field)}")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
         raise ValueError(f"{field.name}={value!r} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:

@@ -21,6 +21,7 @@ from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
 from fedveca.tasks.data import Dataset, prepare
 from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
+from fedveca.views.trackers import tracked
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -71,6 +72,7 @@ def resume(
         return _go(e, built, device, course, lines, folder, watch)
 
 
+@tracked
 def _go(
     e: Experiment, built: Built, device: str, course: Course, lines: list[dict[str, Any]], folder: Folder | None,
     watch: Watch | None,

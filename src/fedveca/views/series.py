@@ -25,7 +25,7 @@ LOOK: dict[str, tuple[str, str, str]] = {
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 DASHES = ("-", "--", "-.", ":")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
-ALIKE = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every")  # may differ within one curve
+ALIKE = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # may differ within one curve
 RISING = ("accuracy", "r2", "score", "auc", "f1")  # parts of the names whose larger value is the better one
 WHICH = ("kept", "last")
 

@@ -6,9 +6,10 @@ import io
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -20,6 +21,7 @@ from fedveca.runs.experiment import FIELDS, METHODS, Experiment, presets, range_
 from fedveca.runs.record import Run
 from fedveca.tasks.data import NAMES
 from fedveca.tasks.partition import RULES
+from fedveca.views.trackers import TrackerFailed
 
 
 class Screen:
@@ -34,8 +36,10 @@ class Screen:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that knows no ± still gets its table
         self._live: Live | None = None
+        self._show = warnings.showwarning
 
     def __enter__(self) -> Screen:
+        self._show, warnings.showwarning = warnings.showwarning, self._warned
         if not self.quiet and self.progress.is_terminal:
             self._live = Live(console=self.progress, transient=True, refresh_per_second=8)
             self._live.start()
@@ -45,6 +49,16 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._still()
+        warnings.showwarning = self._show
+
+    def _warned(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:
+        if issubclass(category, TrackerFailed):
+            self.warn(str(message))
+        else:
+            self._show(message, category, filename, lineno, file, line)
 
     def _still(self) -> None:
         if self._live:
