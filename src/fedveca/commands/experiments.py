@@ -68,6 +68,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from fedveca.runs.compare import compare, table
+    from fedveca.tasks.fetch import silent
     from fedveca.views.figures import curves
     from fedveca.views.terminal import Screen
 
@@ -77,7 +78,7 @@ def _compare(args: argparse.Namespace) -> int:
     with Screen(args.quiet) as screen:
         runs = compare(
             experiment, args.seeds, out, device=args.device, workers=args.workers, started=screen.run,
-            ended=screen.ended if args.workers > 1 else None,
+            ended=screen.ended if args.workers > 1 else None, say=silent if args.quiet else None,
         )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")

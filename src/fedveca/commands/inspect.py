@@ -22,7 +22,7 @@ def _partition(args: argparse.Namespace) -> int:
     from fedveca.views.terminal import Screen
 
     _, experiment = experiment_of(args.words)
-    built = build(experiment)
+    built = build(experiment, say=None)
     with Screen() as screen:
         screen.partition(label_counts(built.shares, built.data.y, built.data.classes))
     return 0

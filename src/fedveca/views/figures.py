@@ -23,6 +23,7 @@ LOOK: dict[str, tuple[str, str, str]] = {
     "fednova": ("FedNova", "#56B4E9", "-."),
     "centralised": ("centralised", "#444444", ":"),
 }
+OTHERS = ("#B8860B", "#7E57C2", "#8D6E63", "#C62828")  # methods of one's own
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e5e5",
     "grid.linewidth": 0.8, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "fedveca",
@@ -34,14 +35,12 @@ def curves(runs: Sequence[Run], path: Path, title: str) -> None:
     """Test loss and accuracy over rounds: mean over seeds, band of one standard deviation."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.9), layout="constrained")
-        for axis, name, label in zip(
-            axes, ("test_loss", "test_accuracy"), ("test loss", "test accuracy (%)"), strict=True
-        ):
+        for axis, name in zip(axes, ("test_loss", runs[0].metric), strict=True):
             for method in dict.fromkeys(r.experiment.method for r in runs):
                 line(axis, [r for r in runs if r.experiment.method == method], name)
             focus(axis, runs, name)
             axis.set_xlabel("round")
-            axis.set_ylabel(label)
+            axis.set_ylabel(name.replace("_", " ") + (" (%)" if "accuracy" in name else ""))
         if axes[1].get_legend_handles_labels()[0]:
             axes[1].legend(loc="lower right")
         figure.suptitle(title, fontsize=11)
@@ -68,7 +67,8 @@ def line(
 ) -> None:
     """The mean over seeds and its band, in the look of the runs' method unless told otherwise."""
     method = runs[0].experiment.method
-    label, colour, dash = look or LOOK[method]
+    others = (method.removeprefix("own:"), OTHERS[sum(method.encode()) % len(OTHERS)], "-")
+    label, colour, dash = look or LOOK.get(method, others)
     rounds, each = values(runs, name)
     if not each.size:
         return
