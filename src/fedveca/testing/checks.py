@@ -64,6 +64,22 @@ def clients(a: Algorithm) -> None:
     true(not bad, a, f"gives {', '.join(bad)} that is not finite;{why}")
 
 
+def server(a: Algorithm) -> None:
+    """The state keeps its form from round to round; float32 stays float32."""
+    talk = played(a, 1)
+    out = call(a, "update", talk.state, IDS, talk.p, talk.report)
+    true(isinstance(out, tuple) and len(out) == 2, a, "update does not give (state, what to record)")
+    want = out[0]
+    true(want.w.dtype == torch.float32 and want.w.shape == (P,), a, f"makes w {want.w.dtype} {list(want.w.shape)}")
+    true(type(want) is type(talk.state), a, "update gives another kind of state than init")
+    shape, kind = tuple(want.tau.shape), want.tau.dtype
+    true(shape == (N,) and kind == torch.int64, a, f"gives tau {list(shape)} {kind}; it is [N] int64 for all clients")
+    for (name, v), before in zip(want._asdict().items(), talk.state, strict=True):
+        true(isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored")
+        was, now = (f"{t.dtype} {list(t.shape)}" for t in (before, v))
+        true(was == now, a, f"state field {name} turns from {was} to {now}")
+
+
 def along_the_last_axis(a: Algorithm) -> None:
     """Many clients at once are each of them alone."""
     order = a.order(played(a, 1).state)
@@ -127,8 +143,6 @@ def steps(a: Algorithm) -> None:
     """The server's tau is what is taken, reported and used; who is absent keeps his."""
     talk = played(a, 2)
     after, _ = a.update(talk.state, IDS, talk.p, talk.report)
-    shape, kind = tuple(after.tau.shape), after.tau.dtype
-    true(shape == (N,) and kind == torch.int64, a, f"gives tau {list(shape)} {kind}; it is [N] int64 for all clients")
     absent = ~torch.isin(torch.arange(N), IDS)
     kept = torch.equal(after.tau[absent], talk.state.tau[absent])
     true(kept, a, "changes tau of clients that did not answer; set tau[ids] alone")
@@ -144,16 +158,10 @@ def steps(a: Algorithm) -> None:
     )
 
 
-def numbers(a: Algorithm) -> None:
-    """float32 stays float32, and the state goes to disk and back to the same bits."""
+def stored(a: Algorithm) -> None:
+    """The state goes to disk and back to the same bits."""
     talk = played(a, 2)
     want, _ = a.update(talk.state, IDS, talk.p, talk.report)
-    true(want.w.dtype == torch.float32 and want.w.shape == (P,), a, f"makes w {want.w.dtype} {list(want.w.shape)}")
-    true(type(want) is type(talk.state), a, "update gives another kind of state than init")
-    for (name, v), before in zip(want._asdict().items(), talk.state, strict=True):
-        true(isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored")
-        was, now = (f"{t.dtype} {list(t.shape)}" for t in (before, v))
-        true(was == now, a, f"state field {name} turns from {was} to {now}")
     disk = load(save({name: v.contiguous().clone() for name, v in talk.state._asdict().items()}))
     got, _ = a.update(talk.state._replace(**disk), IDS, talk.p, talk.report)
     true(same(got, want, exact=True), a, "goes on otherwise after its state was stored and read back")
@@ -171,5 +179,5 @@ def federation(a: Algorithm) -> None:
 
 
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (
-    form, clients, along_the_last_axis, pure, weights, steps, numbers, federation,
+    form, clients, server, along_the_last_axis, pure, weights, steps, stored, federation,
 )
