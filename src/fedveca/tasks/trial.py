@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy
+from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
 from fedveca.tasks.problem import FEW, Network
 
 Metric = Callable[[Tensor, Tensor], Any]  # one number a row, or one of all rows
@@ -70,7 +70,7 @@ def tried(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precis
 def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     said = f"loss ({called(goal.loss)})"
     try:
-        rows = goal.loss(scores, y)
+        rows, alone = goal.loss(scores, y), goal.loss(scores[:1], y[:1])
     except Exception as error:
         labels = "; labels are whole numbers, y.astype(int)" if y.is_floating_point() else ""
         raise ValueError(
@@ -79,6 +79,11 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         raise ValueError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
+    if alone.shape[1:] != rows.shape[1:] or not torch.allclose(per_row(alone), per_row(rows)[:1]):
+        raise ValueError(
+            f"{said} mixes rows: that of the first row changes with the others; "
+            f"scores {list(scores.shape)} and targets {list(y.shape)} may need the same shape"
+        )
 
 
 def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
