@@ -25,7 +25,7 @@ y = (np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + 0.1 * rng.normal(size=2000)).as
 
 model = torch.nn.Sequential(torch.nn.Linear(3, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 data = from_arrays(x, y, name="sensors")  # y are no whole numbers: numbers to predict
-veca = Experiment(partition="shards", shards=2, clients=10, rounds=60, batch=32, lr=0.1)
+veca = Experiment(partition="shards", shards=2, clients=10, rounds=40, batch=32, lr=0.1)
 steps = 0
 for experiment in (veca, replace(veca, method="fedavg"), replace(veca, method="scaffold")):
     fair = replace(experiment, tau_all=steps)  # the others take as many local steps as FedVeca did
