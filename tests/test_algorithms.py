@@ -18,7 +18,9 @@ CENTRES = torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 4.0]])
 P = torch.tensor([0.25, 0.75], dtype=torch.float64)
 TAU = torch.tensor([2, 3])
 W0 = torch.zeros(3)
-METHODS = [FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA), Corrected(ETA, probe_step=False)]
+METHODS = [
+    FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA), Corrected(ETA, probe_step=False),
+]
 
 
 def walk(algorithm: Algorithm, order: Order, memory: list[dict[str, Tensor]], tau: Tensor) -> list[tuple]:

@@ -30,9 +30,9 @@ class Rows:
             self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [n, B, ...] as float32 and labels [n, B]."""
+        """Rows [n, B, ...] as float32 (tokens int64) and labels [n, B, ...]."""
         x, y = self._ready(lambda v: v.index_select(0, index.flatten()))
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def read(self, at: int, stop: int) -> tuple[Tensor, Tensor]:
         """Rows that lie side by side."""
@@ -51,7 +51,8 @@ class Rows:
                 list(team.map(self._lay, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
             else:
                 self._lay((at, x))
-            yield from zip(x.view(*some.shape, *x.shape[1:]), self.y[at].view(some.shape), strict=True)
+            y = self.y[at].view(*some.shape, *self.y.shape[1:])
+            yield from zip(x.view(*some.shape, *x.shape[1:]), y, strict=True)
 
     def _lay(self, piece: tuple[Tensor, Tensor]) -> None:
         index, room = piece
@@ -60,7 +61,7 @@ class Rows:
     def _room(self, rows: int) -> Tensor:
         """This thread's place for rows: fresh memory would cost more than what is laid there."""
         if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
-            self._own.room = torch.empty(rows, *self.x.shape[1:])
+            self._own.room = torch.empty(rows, *self.x.shape[1:], dtype=self.x.dtype)
         room: Tensor = self._own.room[:rows]
         return room
 
@@ -68,9 +69,9 @@ class Rows:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
-        return x.float(), pick(self.y)
+        return x if x.dtype == torch.int64 else x.float(), pick(self.y)
 
 
 def _large_pages(x: Tensor) -> Tensor:
     """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
-    return torch.from_numpy(np.empty(x.shape, np.float32)).copy_(x)
+    return torch.from_numpy(np.empty(x.shape, np.int64 if x.dtype == torch.int64 else np.float32)).copy_(x)

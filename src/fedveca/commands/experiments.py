@@ -76,6 +76,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     from fedveca.runs.compare import compare, table
     from fedveca.runs.experiment import TABLE_I
+    from fedveca.tasks.fetch import silent
     from fedveca.views.figures import curves
     from fedveca.views.report import write
     from fedveca.views.terminal import Screen
@@ -89,7 +90,7 @@ def _compare(args: argparse.Namespace) -> int:
     with Screen(args.quiet or args.json) as screen:
         runs = compare(
             experiment, args.seeds, out, methods=methods, device=args.device, workers=args.workers, started=screen.run,
-            ended=screen.ended if args.workers > 1 else None,
+            ended=screen.ended if args.workers > 1 else None, say=silent if args.quiet or args.json else None,
         )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")

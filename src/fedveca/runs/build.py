@@ -13,11 +13,17 @@ from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, F
 from fedveca.cohorts.draws import per_round
 from fedveca.cohorts.local import Local
 from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.runs.given import Partition, named
 from fedveca.tasks import data as datasets
-from fedveca.tasks.data import Dataset
-from fedveca.tasks.models import model
-from fedveca.tasks.partition import Shares, partition
+from fedveca.tasks import models
+from fedveca.tasks.data import Dataset, prepare
+from fedveca.tasks.fetch import silent
+from fedveca.tasks.losses import Rows
+from fedveca.tasks.models import Model
+from fedveca.tasks.own import OWN
+from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
+from fedveca.tasks.trial import Metric, why
 
 
 class Built(NamedTuple):
@@ -29,16 +35,23 @@ class Built(NamedTuple):
     algorithm: Algorithm
     cohort: Local
     state: Any
+    experiment: Experiment  # with the names of the objects that were given
 
 
 def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = silent,
+    *,
+    model: Model | None = None,
+    loss: Rows | None = None,
+    metric: Metric | None = None,
+    partition: Partition | None = None,
+    method: Algorithm | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit."""
-    e = experiment
+    e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if data is None:
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
@@ -49,22 +62,41 @@ def build(
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
-    alone = e.method == "centralised"  # FedAvg with one client
-    shares = partition(
-        "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
-        concentration=e.concentration, shards=e.shards, writer=data.writer,
+    shares = _shares(e, data, partition)
+    if partition is not None and e.method != "centralised":
+        e = dataclasses.replace(e, clients=len(shares.sizes))
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
+    problem = models.model(
+        e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden, precision=e.precision,
+        seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
-    problem = model(
-        e.model, tuple(data.x.shape[1:]), data.classes,
-        init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
-    )
-    algorithm = method(e)
+    algorithm = _algorithm(e, method)
     cohort = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
         loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
     )
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
-    return Built(data, shares, problem, algorithm, cohort, state)
+    return Built(data, shares, problem, algorithm, cohort, state, e)
+
+
+def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
+    return method(e) if own is None else own
+
+
+def _shares(e: Experiment, data: Dataset, own: Partition | None) -> Shares:
+    alone = e.method == "centralised"  # FedAvg with one client
+    if own is None:
+        return partition(
+            "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
+            concentration=e.concentration, shards=e.shards, writer=data.writer,
+        )
+    if callable(own):
+        try:
+            own = own(data, e.clients, e.seed)
+        except Exception as error:
+            raise ValueError(f"partition ({e.partition}) fails: {why(error)}") from error
+    shares = given(own, len(data.y))
+    return given([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
 def method(e: Experiment) -> Algorithm:

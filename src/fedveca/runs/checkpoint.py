@@ -17,6 +17,7 @@ from fedveca.algorithms.contract import Named
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import whole
+from fedveca.tasks.own import OWN
 
 FORMAT = "1"
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
@@ -39,8 +40,11 @@ def mark(experiment: Experiment, built: Built) -> str:
     skip = ("rounds", "data_dir", "test_every", "track")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
+    if OWN in experiment.model:
+        seen.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
     x, y = built.data.x, built.data.y
-    for part in (y, x[:: max(1, len(x) // 500)]):
+    shares = built.shares if OWN in experiment.partition else ()
+    for part in (y, x[:: max(1, len(x) // 500)], *shares):
         seen.update(part.contiguous().numpy().tobytes())
     return seen.hexdigest()
 

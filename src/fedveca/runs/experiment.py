@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.tasks import data as datasets
+from fedveca.tasks.losses import LOSSES, METRICS
+from fedveca.tasks.own import OWN
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
@@ -23,11 +25,12 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 def option(
     default: Any, text: str, *, of: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf,
-    open_ends: bool = False, some: tuple[str, ...] = (),
+    open_ends: bool = False, some: tuple[str, ...] = (), own: bool = False,
 ) -> Any:
-    """A field with its default, its range and one line of text."""
+    """A field with its default, its range and one line of text; `own` where an object may be given from Python."""
     return dataclasses.field(
-        default=default, metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends}
+        default=default,
+        metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends, "own": own},
     )
 
 
@@ -35,10 +38,12 @@ def option(
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=METHODS)
-    data: str = option("digits", "data set", of=datasets.NAMES)
-    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory")
-    partition: str = option("case3", "which client owns which rows", of=tuple(RULES))
+    method: str = option("fedveca", "how clients and server work together", of=METHODS, own=True)
+    data: str = option("digits", "data set", of=datasets.NAMES, own=True)
+    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory", own=True)
+    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), own=True)
+    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), own=True)
+    partition: str = option("case3", "which client owns which rows", of=tuple(RULES), own=True)
     clients: int = option(5, "number of clients N", low=1)
     participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
     rounds: int = option(100, "communication rounds K", low=1)
@@ -162,7 +167,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise ValueError(f"{field.name}={value!r} is not {kind.__name__}; allowed: {range_of(field)}")
-    if m["of"] and value not in m["of"]:
+    if m["of"] and value not in m["of"] and not (m["own"] and str(value).startswith(OWN)):
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{field.name}={value} is not known{hint}; allowed: {range_of(field)}")

@@ -88,7 +88,7 @@ def reproduce(
     for study in wanted.values():
         runs[study.name] = compare(
             replace(study.experiment(), data_dir=data_dir), seeds, out / study.name, methods=study.methods,
-            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None,
+            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None, say=None,
         )
     return runs
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Course, mark, restore, store
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
+from fedveca.runs.given import Own
 from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
-from fedveca.tasks.data import Dataset, prepare
+from fedveca.tasks.data import prepare
+from fedveca.tasks.fetch import silent
 from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
 from fedveca.views.trackers import tracked
@@ -32,14 +34,21 @@ def run(
     *,
     device: str = "auto",
     watch: Watch | None = None,
-    data: Dataset | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = silent,
+    **own: Unpack[Own],
 ) -> Run:
-    """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory)."""
+    """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
+
+    `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`.
+
+    >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
+    2
+    """
     device = resolve(device)
     if out is not None:
         refuse(Path(out))
-    built = build(experiment, device, data, say)
+    built = build(experiment, device, say=say, **own)
+    experiment = built.experiment
     course = Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
@@ -55,11 +64,16 @@ def resume(
     device: str = "auto",
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
+    **own: Unpack[Own],
 ) -> Run:
-    """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted."""
+    """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.
+
+    A run that had objects of your own needs them again; others than those are refused.
+    """
     former, device = Run.open(out), resolve(device)
     e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
-    built = build(e, device)
+    built = build(e, device, **own)
+    e = built.experiment
     course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
@@ -140,7 +154,7 @@ def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Cou
 
 
 class Test:
-    """The test set on the device; a call gives one model's loss and accuracy there."""
+    """The test set on the device; a call gives one model's loss and metric there."""
 
     def __init__(self, built: Built, device: str) -> None:
         self.problem: Problem = built.problem
@@ -149,7 +163,7 @@ class Test:
         if device == "cpu":
             self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.team = Team(0 if device == "cpu" else 1)
-        self.block = 1000 if device == "cpu" else 10000
+        self.block = len(self.y) if self.problem.whole else 1000 if device == "cpu" else 10000
 
     def __call__(self, w: Tensor) -> dict[str, float | None]:
         def part(at: int) -> Tensor:
@@ -157,8 +171,8 @@ class Test:
             return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
 
         sums = torch.stack(list(self.team.map(part, range(0, len(self.y), self.block)))).sum(0)
-        loss, accuracy = (sums / len(self.y)).tolist()
-        return {"test_loss": plain(loss), "test_accuracy": plain(accuracy)}
+        loss, metric = (sums / len(self.y)).tolist()
+        return {"test_loss": plain(loss), f"test_{self.problem.measure}": plain(metric)}
 
 
 def resolve(device: str) -> str:

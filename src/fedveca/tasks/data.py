@@ -26,19 +26,19 @@ class Dataset:
     """Rows as compact as they came, and how a batch of them becomes the model's input."""
 
     name: str
-    x: Tensor  # [D, ...] uint8 images [D, C, H, W] or float32 features [D, d]
-    y: Tensor  # [D] int64
+    x: Tensor  # [D, ...] uint8 images [D, C, H, W], float32 features [D, d] or int64 tokens [D, T]
+    y: Tensor  # [D, ...] int64 labels, or float32 numbers
     x_test: Tensor
     y_test: Tensor
-    classes: int
+    classes: int  # 0 where y are numbers
     pixels: str  # "as-is" | "unit" | "standardised": see `prepare`
     writer: Tensor | None  # [D] int64: who wrote each training row, where known
 
 
 def prepare(x: Tensor, pixels: str) -> Tensor:
-    """A batch as float32: as it is, divided by 255, or each image [C, H, W] to mean 0 and sd 1."""
+    """A batch as float32: as it is (tokens stay int64), divided by 255, or each image to mean 0 and sd 1."""
     if pixels == "as-is":
-        return x.to(torch.float32)
+        return x if x.dtype == torch.int64 else x.to(torch.float32)
     if pixels == "unit":
         return x.to(torch.float32) * (1 / 255)
     shift, scale = moments(x, pixels)

@@ -65,7 +65,7 @@ def line(
 ) -> None:
     """The mean over seeds and its band, in the look of the runs' method unless told otherwise."""
     method = runs[0].experiment.method
-    label, colour, dash = look or series.LOOK[method]
+    label, colour, dash = look or series.look(method)
     rounds, each = values(runs, name)
     if not each.size:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveca.runs.record import Run
 from fedveca.views.report_words import called, shown
-from fedveca.views.series import LOOK, band, closing, metrics
+from fedveca.views.series import band, closing, look, metrics
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 300, 150, 46, 24
 CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
@@ -26,7 +26,7 @@ def frame(run: Run) -> Any:
 def html(run: Run) -> str:
     """What a notebook shows of a run."""
     e, names = run.experiment, metrics([run])
-    title = f"{LOOK.get(e.method, (e.method,))[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients"
+    title = f"{look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients"
     done = f"{len(run.rounds)} of {e.rounds} rounds"
     stopped = f", stopped: {run.summary['stopped']}" if "stopped" in run.summary else ""
     test = [name for name in names if name.startswith("test_")]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from fedveca.runs.experiment import FIELDS, METHODS
+from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
 from fedveca.runs.record import Run
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
@@ -21,7 +21,9 @@ LOOK: dict[str, tuple[str, str, str]] = {
     "fedprox": ("FedProx", "#CC79A7", "--"),
     "fednova": ("FedNova", "#56B4E9", "-."),
     "centralised": ("centralised", "#444444", ":"),
+    "corrected": ("FedVeca corrected", "#E69F00", "-"),
 }
+OTHERS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # methods of one's own
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 DASHES = ("-", "--", "-.", ":")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
@@ -49,18 +51,24 @@ def curves(runs: Iterable[Run]) -> list[Curve]:
     for run in runs:
         groups.setdefault(tuple(v for k, v in asdict(run.experiment).items() if k not in ALIKE), []).append(run)
     each = [sorted(mine, key=lambda r: r.experiment.seed) for mine in groups.values()]
-    each.sort(key=lambda mine: METHODS.index(mine[0].experiment.method))
+    order = dict.fromkeys((*METHODS, *(mine[0].experiment.method for mine in each)))
+    each.sort(key=lambda mine: list(order).index(mine[0].experiment.method))
     methods = [mine[0].experiment.method for mine in each]
     told = _telling([mine[0] for mine in each])
     found = []
     for i, (method, mine) in enumerate(zip(methods, each, strict=True)):
-        name, colour, dash = LOOK.get(method, (method, "", ""))
-        if not colour or len(set(methods)) < len(methods):
+        name, colour, dash = look(method)
+        if len(set(methods)) < len(methods):
             colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         settings = asdict(mine[0].experiment)
         label = " ".join([name, *(f"{k}={settings[k]}" for k in told if _concerns(k, method))])
         found.append(Curve(label, colour, dash, tuple(mine)))
     return found
+
+
+def look(method: str) -> tuple[str, str, str]:
+    """A method's name, colour and dash."""
+    return LOOK.get(method, (method.removeprefix("own:"), OTHERS[sum(method.encode()) % len(OTHERS)], "-"))
 
 
 def _telling(runs: Sequence[Run]) -> list[str]:
@@ -75,7 +83,7 @@ def _telling(runs: Sequence[Run]) -> list[str]:
 def _concerns(key: str, method: str) -> bool:
     """A setting whose text begins with a method's name is that method's alone."""
     owner = FIELDS[key].metadata["text"].partition(":")[0].lower()
-    return owner not in METHODS or owner == method
+    return owner not in METHODS or owner == method or (owner == "fedveca" and method in ADAPTIVE)
 
 
 def sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:

@@ -88,9 +88,10 @@ class Screen:
             if self.quiet:
                 return
             left = (time.perf_counter() - began) / k * (total - k)
+            told = Run(experiment, [line], {}).metric
             test = (
-                f"  accuracy {100 * line['test_accuracy']:5.2f} %  loss {line['test_loss']:.4f}"
-                if line.get("test_accuracy") is not None and line.get("test_loss") is not None
+                f"  {_said(told)} {_value(told, line[told])}  loss {line['test_loss']:.4f}"
+                if line.get(told) is not None and line.get("test_loss") is not None
                 else ""
             )
             text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}  {left:.0f} s left"
@@ -104,10 +105,10 @@ class Screen:
 
     def ended(self, run: Run, study: str = "") -> None:
         """One line of a run whose rounds were not watched."""
-        e, kept = run.experiment, run.summary["kept"]
+        e, kept, told = run.experiment, run.summary["kept"], run.metric
         if not self.quiet:
             self.progress.print(
-                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  accuracy {_percent(kept['test_accuracy'])}  "
+                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  {_said(told)} {_value(told, kept[told])}  "
                 f"loss {_number(kept['test_loss'])}", soft_wrap=True,
             )
 
@@ -122,11 +123,11 @@ class Screen:
         """The closing lines of one run."""
         self.stopped(run)
         rows = Table(box=None, pad_edge=False)
-        for heading in ("model", "of round", "test accuracy", "test loss"):
+        for heading in ("model", "of round", f"test {_said(run.metric)}", "test loss"):
             rows.add_column(heading, justify="left" if heading == "model" else "right")
         for which in ("kept", "last"):
             s = run.summary[which]
-            rows.add_row(which, str(s["round"]), _percent(s["test_accuracy"]), _number(s["test_loss"]))
+            rows.add_row(which, str(s["round"]), _value(run.metric, s[run.metric]), _number(s["test_loss"]))
         s = run.summary
         self._print(rows)
         self.say(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
@@ -137,13 +138,15 @@ class Screen:
         shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         shown.add_column("\nmethod", no_wrap=True)
         shown.add_column("local\nsteps", justify="right", no_wrap=True)
-        columns = [(w, n) for w in ("kept", "last") for n in ("test_accuracy", "test_loss")]
+        names = sorted(rows[0]["kept"], key="test_loss".__eq__)  # the loss last
+        columns = [(w, n) for w in ("kept", "last") for n in names]
         for which, what in columns:
-            shown.add_column(f"{which}\n{'accuracy %' if 'acc' in what else 'loss'}", justify="right", no_wrap=True)
+            shown.add_column(f"{which}\n{_said(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
         best = {}
         for which, what in columns:
             rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
             known = [mean for mean in rivals if mean is not None]
+            known = known if what in ("test_accuracy", "test_loss") else []  # of others, who knows what is better
             best[which, what] = (max if "acc" in what else min)(known, default=None)
         for row in rows:
             cells = []
@@ -237,7 +240,16 @@ def _short(tau: list[int]) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return "-" if share is None else f"{100 * share:5.2f} %"
+
+
+def _said(name: str) -> str:
+    """test_absolute_error -> absolute error."""
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def _value(name: str, value: float | None) -> str:
+    return _percent(value) if name == "test_accuracy" else _number(value)
 
 
 def _number(value: float | None) -> str:
