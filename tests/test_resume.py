@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from fedveca.cli import main
-from fedveca.runs.checkpoint import FORMER, LAST
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import Run
+from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import resume, run
 
 SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
