@@ -29,10 +29,12 @@ def held(folder: Path, made: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        if _same(handle, folder / NAME):
-            with contextlib.suppress(OSError):
-                (folder / NAME).unlink()
-        os.close(handle)
+        try:
+            if _same(handle, folder / NAME):
+                with contextlib.suppress(OSError):
+                    (folder / NAME).unlink()
+        finally:
+            os.close(handle)
 
 
 def _take(folder: Path) -> int:
