@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks a `fedveca` program for each line it is told: real, but started at once."""
+"""A process that has imported everything and forks a `fedveca` program for each line it is told: real, but quick."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from pathlib import Path
 def serve() -> None:
     import torch
 
-    import fedveca.commands.experiments  # noqa: F401
-    import fedveca.runs.compare  # noqa: F401
-    import fedveca.views.figures  # noqa: F401
-    import fedveca.views.terminal  # noqa: F401
     from fedveca.cli import main
     from fedveca.tasks.data import load
 
@@ -53,7 +49,7 @@ class Zygote:
         """The process id of a `fedveca` with these arguments."""
         return self._ask({"argv": list(map(str, argv)), "said": str(self.said)})
 
-    def wait(self, pid: int, seconds: float = 60) -> int:
+    def wait(self, pid: int, seconds: float = 240) -> int:
         """Its exit code, or less the signal that ended it."""
         return self._ask(pid, seconds)
 
@@ -61,7 +57,7 @@ class Zygote:
         code = self.wait(self.start(*argv))
         return code, self.said.read_text()
 
-    def _ask(self, what: object, seconds: float = 60) -> int:
+    def _ask(self, what: object, seconds: float = 240) -> int:
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps(what) + "\n")
