@@ -6,11 +6,9 @@ import gzip
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -446,22 +444,6 @@ def test_a_stream_without_unicode_still_gets_its_table(here: Path) -> None:
     done = subprocess.run([*COMMAND, "partition"], capture_output=True, text=True, timeout=120, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].split()[-2:] == ["?", "245"]  # a dot for none, elsewhere
-
-
-def test_ctrl_c_leaves_a_readable_run(here: Path) -> None:
-    words = [*COMMAND, "run", *FAST, "rounds=1000000", "--out", "a", "--quiet"]
-    program = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    limit = time.monotonic() + 60
-    while not ((rounds := here / "a" / "rounds.jsonl").exists() and rounds.stat().st_size > 2000):
-        assert time.monotonic() < limit
-        assert program.poll() is None
-        time.sleep(0.05)
-    program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=60)
-    assert (program.returncode, out, err) == (130, "", "fedveca: interrupted\n")
-    left = Run.open(here / "a")
-    assert len(left.rounds) > 1
-    assert left.summary == {}
 
 
 def test_version(capsys: Capture) -> None:

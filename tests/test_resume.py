@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedveca.cli import main
-from fedveca.runs.checkpoint import FORMER, LAST
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import Run
+from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import resume, run
 
 SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
@@ -112,27 +105,3 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (LAST, FORMER):
         (tmp_path / "b" / name).write_bytes(b"x" * 100)
     assert "damaged" in refused(tmp_path / "b", capsys)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGKILL, again and again, wherever the run happens to be."""
-    words = ["model=svm", "rounds=400", "batch=8", "clients=6", "method=scaffold", "participation=0.5", "lr=0.05"]
-    command = [sys.executable, "-m", "fedveca.cli", "run", "--quiet", "--device", "cpu"]
-    assert subprocess.run([*command, *words, "--out", str(tmp_path / "whole")], check=False).returncode == 0
-    folder, chance = tmp_path / "killed", random.Random(0)
-    process = subprocess.Popen([*command, *words, "--out", str(folder)])
-    kills = 0
-    for _ in range(60):
-        if kills < 8:
-            while not (folder / LAST).exists() and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0.0, 0.4) + (1.5 if kills else 0))
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
-        if process.wait(120) == 0 or (folder / "summary.json").exists():  # killed after its last word
-            break
-        process = subprocess.Popen([*command, "--resume", str(folder)])
-    assert kills >= 3
-    same(tmp_path / "whole", folder)

@@ -54,18 +54,20 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from fedveca.runs.experiment import parse
     from fedveca.runs.record import Run
     from fedveca.runs.run import resume
     from fedveca.views.terminal import Screen
 
     settings = parse(args.words)
-    if args.out or set(settings) - {"rounds"}:
-        raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
-    experiment = Run.open(args.resume).experiment
+    if args.out or set(settings) - {"rounds", "data_dir"}:
+        raise ValueError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
+    experiment = replace(Run.open(args.resume).experiment, **settings)
     with Screen(args.quiet or args.json) as screen:
         watch = screen.run(experiment)
-        done = resume(args.resume, rounds=settings.get("rounds", 0), device=args.device, watch=watch, tell=screen.warn)
+        done = resume(args.resume, **settings, device=args.device, watch=watch, tell=screen.warn)
         screen.summary(done)
     tell(args, {"folder": str(done.folder), "summary": done.summary})
     return 1 if "stopped" in done.summary else 0

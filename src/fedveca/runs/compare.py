@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,8 +22,10 @@ import torch
 from fedveca.algorithms import Algorithm
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
 from fedveca.runs.given import Own, name_of, named
-from fedveca.runs.record import Run, refuse
-from fedveca.runs.run import run
+from fedveca.runs.lock import held
+from fedveca.runs.record import Run, refuse, whole
+from fedveca.runs.run import resume, run
+from fedveca.runs.stop import SIGNALS, Asked, Stopped, listening
 from fedveca.tasks.data import Dataset, load
 from fedveca.tasks.fetch import silent
 from fedveca.tasks.own import OWN
@@ -39,7 +43,7 @@ class Chain(NamedTuple):
     out: Path
     device: str
 
-    def __call__(self, started: Started | None = None, own: Own = NONE) -> list[Run]:
+    def __call__(self, stop: Asked, started: Started | None = None, own: Own = NONE) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
@@ -50,9 +54,15 @@ class Chain(NamedTuple):
             else:
                 mine["method"] = method
             folder = self.out / f"{called(method)}-seed{e.seed}"
-            done = finished(folder, e, mine) or run(
-                e, folder, device=self.device, watch=started(e) if started else None, **mine
-            )
+            done = finished(folder, e, mine)
+            if not done:
+                if stop():
+                    raise Stopped
+                watch = started(e) if started else None
+                if folder.exists():
+                    done = resume(folder, device=self.device, watch=watch, data_dir=e.data_dir, stop=stop, **mine)
+                else:
+                    done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
             tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
             runs.append(done)
         return runs
@@ -74,7 +84,8 @@ def compare(
     """Runs every method for every seed into folders of `out`, and writes table.json there.
 
     A run that is already there, whole and with the same settings, is not repeated; one that was interrupted
-    starts again. With several workers, seeds run in processes side by side and only `ended` is told.
+    goes on. With several workers, seeds run in processes side by side and only `ended` is told. Ctrl-C or SIGTERM
+    ends it after the rounds under way: all saved, then Stopped.
     Methods are names, or objects of your own; so are `data`, `model`, `loss`, `metric` and `partition` (see `Own`).
     """
     out = Path(out)
@@ -92,29 +103,70 @@ def compare(
     there = (out / f"{called(m)}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
     if "data" not in own and not all(map(Path.exists, there)):
         own["data"] = _shared(experiment, say)  # read before anything is written
+    flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
     runs = []
-    for batch in _side_by_side(chains, workers) if workers > 1 else (chain(started, own) for chain in chains):
-        for done in batch:
-            runs.append(done)
-            if ended:
-                ended(done)
-    (out / "table.json").write_text(json.dumps(table(runs), indent=2) + "\n")
+    try:
+        with listening(first=lambda: setattr(flag, "value", 1)) as asked:
+            batches = _side_by_side(chains, workers, flag) if workers > 1 else (c(asked, started, own) for c in chains)
+            for batch in batches:
+                for done in batch:
+                    runs.append(done)
+                    if ended:
+                        ended(done)
+    except Stopped:
+        raise Stopped("stopped after a whole round, all saved; the same command goes on from there") from None
+    whole(out / "table.json", json.dumps(table(runs), indent=2).encode() + b"\n")
     return runs
 
 
-def _side_by_side(chains: list[Chain], workers: int) -> Iterator[list[Run]]:
-    threads = max(1, torch.get_num_threads() // workers)
-    fresh = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    with ProcessPoolExecutor(workers, fresh, _worker, (threads,)) as pool:
+FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+
+
+def _side_by_side(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
+    threads, others = max(1, torch.get_num_threads() // workers), set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, FRESH, _worker, (threads, flag)) as pool:
         try:
-            yield from pool.map(Chain.__call__, chains)
+            try:
+                yield from pool.map(_in_worker, chains)
+            except Stopped:
+                pool.shutdown(cancel_futures=True)  # each worker ends its round
+                raise
         except BrokenProcessPool as error:
             raise OSError("a worker was ended from outside; the same command goes on from there") from error
+        except Stopped:
+            raise
+        except BaseException:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()  # what it wrote is whole
+            raise
 
 
-def _worker(threads: int) -> None:
+_flag: Any = None  # in a worker: whether to stop
+_busy = threading.Lock()
+
+
+def _worker(threads: int, flag: Any) -> None:
+    global _flag
+    _flag = flag
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; the parent tells
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the parent hears them and tells
+    threading.Thread(target=_outlived, daemon=True).start()
+
+
+def _in_worker(chain: Chain) -> list[Run]:
+    with _busy:
+        return chain(lambda: bool(_flag.value))
+
+
+def _outlived() -> None:
+    """A worker whose parent was killed ends its round and goes."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    _flag.value = 1
+    with _busy:
+        os._exit(1)
 
 
 def called(method: Method) -> str:
@@ -123,15 +175,17 @@ def called(method: Method) -> str:
 
 
 def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | None:
-    """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused.
+    """The run of this experiment that `folder` holds; what is none yet is cleared away, another's is refused.
 
     Where the data lie and who tracks the run decide no number, so they may differ.
     """
     if not folder.exists():
         return None
-    early = ("experiment.toml", "environment.json", "partition.json")
-    if all(path.name.lstrip(".").startswith(early) for path in folder.iterdir()):
-        shutil.rmtree(folder)  # stopped before its first round
+    names = {path.name for path in folder.iterdir() if path.name[0] != "." and path.stat().st_size}
+    early = {"experiment.toml", "environment.json", "partition.json"}
+    if not {"experiment.toml", "rounds.jsonl"} <= names and names <= early:
+        with held(folder):
+            shutil.rmtree(folder)  # stopped before its first round
         return None
     done = Run.open(folder)
     e = named(experiment, **(dict.fromkeys(Own.__annotations__) | own))
@@ -139,10 +193,7 @@ def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | Non
         e = replace(e, clients=done.experiment.clients)
     if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
         raise ValueError(f"{folder} holds a run with other settings; name another --out")
-    if done.summary:
-        return done
-    shutil.rmtree(folder)
-    return None
+    return done if done.summary else None
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:

@@ -77,7 +77,8 @@ class Experiment:
         if ":" not in self.model and self.model not in ("svm", "cnn", "mlp"):
             near = difflib.get_close_matches(self.model, ("svm", "cnn", "mlp"), 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"model={self.model} is not known{hint}; it is svm, cnn, mlp or package.module:factory")
+            known_ones = "svm, cnn, mlp or package.module:factory"
+            raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {known_ones}")
 
     def toml(self) -> str:
         """Complete: enough to run it again."""
@@ -92,8 +93,9 @@ def read(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known."""
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
+        why = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
+        raise ValueError(f"{source} is not TOML: {why}") from error
     for key in table:
         known(key)
     return table
@@ -103,13 +105,15 @@ def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         try:
-            return read(Path(name).read_text("utf-8"), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            text = Path(name).read_text("utf-8")
+        except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+            raise ValueError(f"{shown(name)} cannot be read: {shown(str(error))}") from error
+        return read(text, shown(name))
     if name not in presets():
         near = difflib.get_close_matches(name, presets(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"preset {name} is not known{hint}; it is one of {', '.join(presets())}, or a .toml file")
+        all_of_them = ", ".join(presets())
+        raise ValueError(f"preset {shown(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
     return read((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
 
 
@@ -124,7 +128,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{word!r} is not key=value")
+            raise ValueError(f"{shown(repr(word))} is not key=value")
         out[key] = _typed(known(key), value)
     return out
 
@@ -134,7 +138,13 @@ def known(key: str) -> str:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
-    raise ValueError(f"{key} is not a setting; {hint}")
+    raise ValueError(f"{shown(key)} is not a setting; {hint}")
+
+
+def shown(text: str, most: int = 120) -> str:
+    """A user's text as part of one sentence: on one line, printable, and not without end."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -158,26 +168,29 @@ def _typed(key: str, value: str) -> Any:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}={value} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        raise ValueError(f"{key}={shown(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
+    if type(value) is int and abs(value) > 10**30:  # neither a float nor, beyond 4300 digits, a text
+        raise ValueError(f"{field.name} is out of range: a number of more than 30 digits; allowed: {range_of(field)}")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{field.name}={value!r} is not {kind.__name__}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={shown(repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
     if m["of"] and value not in m["of"] and not (m["own"] and str(value).startswith(OWN)):
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{field.name}={value} is not known{hint}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={shown(str(value))} is not known{hint}; allowed: {range_of(field)}")
     for word in str(value).split(",") if m["some"] and value else ():
         if word.strip() not in m["some"]:
             near = difflib.get_close_matches(word, m["some"], 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"{field.name}={value}: {word!r} is not known{hint}; allowed: {range_of(field)}")
+            said = f"{field.name}={shown(str(value))}: {shown(repr(word))}"
+            raise ValueError(f"{said} is not known{hint}; allowed: {range_of(field)}")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{field.name}={value!r} is not UTF-8 text")
+        raise ValueError(f"{field.name}={shown(repr(value))} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:
         raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
     if isinstance(value, int | float):

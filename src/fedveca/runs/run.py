@@ -12,13 +12,16 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.contract import Named
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import Course, mark, restore, store
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.checkpoint import Course, begin, mark, restore, store
+from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.given import Own
-from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
+from fedveca.runs.lock import held
+from fedveca.runs.record import FORMER, LAST, Folder, Run, plain, refuse, summary_of
+from fedveca.runs.stop import Asked, Stopped, asked, how_to_resume
 from fedveca.tasks.data import prepare
 from fedveca.tasks.fetch import silent
 from fedveca.tasks.partition import label_counts
@@ -35,10 +38,12 @@ def run(
     device: str = "auto",
     watch: Watch | None = None,
     say: Callable[[str], None] | None = silent,
+    stop: Asked | None = None,
     **own: Unpack[Own],
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
 
+    With a folder, Ctrl-C, SIGTERM or a `stop()` that is true ends it after the round: all saved, then Stopped.
     `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`.
 
     >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
@@ -48,13 +53,12 @@ def run(
     if out is not None:
         refuse(Path(out))
     built = build(experiment, device, say=say, **own)
-    experiment = built.experiment
-    course = Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
+    experiment, course = built.experiment, begin(built)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
-    with Folder.make(Path(out), experiment, device) as folder:
+    with held(Path(out), made=True), Folder.make(Path(out), experiment, device) as folder, asked(stop) as ending:
         folder.partition(mix(built))
-        return _go(experiment, built, device, course, [], folder, watch)
+        return _go(experiment, built, device, course, [], folder, watch, ending)
 
 
 def resume(
@@ -64,32 +68,61 @@ def resume(
     device: str = "auto",
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
+    data_dir: str | None = None,
+    stop: Asked | None = None,
     **own: Unpack[Own],
 ) -> Run:
     """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.
 
     A run that had objects of your own needs them again; others than those are refused.
     """
-    former, device = Run.open(out), resolve(device)
-    e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
-    built = build(e, device, **own)
-    e = built.experiment
-    course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
+    out, device = Path(out), resolve(device)
+    Run.open(out)
+    with held(out):
+        former = Run.open(out)
+        e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
+        e = e if data_dir is None else replace(e, data_dir=data_dir)
+        built = build(e, device, **own)
+        e = built.experiment
+        course, built.cohort.memory, said = _left(out, former, e, built, device)
+        if said and tell:
+            tell(said)
+        lines = [_due(line, e) for line in former.rounds[: course.round]]
+        with Folder.again(out, e, lines) as folder, asked(stop) as ending:
+            return _go(e, built, device, course, lines, folder, watch, ending)
+
+
+def _left(
+    out: Path, former: Run, e: Experiment, built: Built, device: str
+) -> tuple[Course, dict[int, Named], str]:
+    """Where the run in a folder stopped; ValueError where it cannot go on to what is asked."""
+    if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
+        return begin(built), {}, f"{out} has no checkpoint yet: it begins again at round 1"
+    course, memory, said = restore(out, built, mark(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
         raise ValueError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
-    if said and tell:
-        tell(said)
-    lines = former.rounds[: course.round]
-    with Folder.again(Path(out), e, lines) as folder:
-        return _go(e, built, device, course, lines, folder, watch)
+    if course.round > e.rounds:
+        raise ValueError(f"rounds={e.rounds} is fewer than the {course.round} that are done in {out}")
+    if e.tau_all and e.method not in ADAPTIVE and not torch.equal(course.state.tau, built.state.tau):
+        raise ValueError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
+    if not all("tau" in line for line in former.rounds):
+        raise ValueError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
+    return course, memory, said
+
+
+def _due(line: dict[str, Any], e: Experiment) -> dict[str, Any]:
+    """A line as a run of e.rounds writes it: what was its last round need not be any more."""
+    k = line["round"] + 1
+    due = k % e.test_every == 0 or k == e.rounds
+    return line if due else {name: v for name, v in line.items() if not name.startswith("test_")}
 
 
 @tracked
 def _go(
     e: Experiment, built: Built, device: str, course: Course, lines: list[dict[str, Any]], folder: Folder | None,
-    watch: Watch | None,
+    watch: Watch | None, ending: Asked = lambda: False,
 ) -> Run:
     """The rounds that are left, then the closing summary."""
     began, stopped = time.perf_counter(), ""
@@ -113,12 +146,16 @@ def _go(
         if course.round % e.test_every == 0 or course.round == e.rounds:
             line |= test(state.w)
         lines.append(line)
+        last = ending() or course.round == e.rounds
         if folder:
             folder.round(line)
-            if course.round % e.checkpoint_every == 0 or course.round == e.rounds:
+            if last or course.round % e.checkpoint_every == 0:
                 store(folder.path, course, built.cohort.memory, belongs)
         if watch:
             watch(line)
+        if last and folder and course.round < e.rounds:
+            how = how_to_resume(folder.path)
+            raise Stopped(f"stopped after round {course.round} of {e.rounds}, all saved; to go on: {how}")
     w, kept, kept_round = course.state.w, course.kept, course.kept_round
     if e.keep == "best":
         F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
