@@ -11,7 +11,11 @@ from torch import Tensor
 
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.draws import per_round
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.faults import Faults, Inner, Troubled
+from fedveca.cohorts.gather import gather
+from fedveca.cohorts.local import Local, Send
+from fedveca.cohorts.privacy import Privacy, Private
+from fedveca.runs.epsilon import Account
 from fedveca.runs.experiment import Experiment
 from fedveca.tasks import data as datasets
 from fedveca.tasks.data import Dataset
@@ -27,8 +31,9 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Local
+    cohort: Inner
     state: Any
+    account: Account | None = None  # of differential privacy
 
 
 def build(
@@ -59,12 +64,41 @@ def build(
         init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
     )
     algorithm = method(e)
-    cohort = Local(
+    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
+    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
+    cohort: Inner = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
         loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
+        gather=gather(e.gather, e.gather_clip, e.gather_trim), send=sending(privacy, faults), even=bool(privacy),
     )
-    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
-    return Built(data, shares, problem, algorithm, cohort, state)
+    cohort = Troubled(cohort, faults) if faults else cohort
+    cohort = Private(cohort, privacy) if privacy else cohort
+    return Built(data, shares, problem, algorithm, cohort, state, account)
+
+
+def sending(privacy: Privacy | None, faults: Faults | None) -> Send | None:
+    """What clients do to their answers: the honest obey privacy, the bad ones do not."""
+    if privacy and faults:
+        return lambda k, ids, vectors, each: faults.send(k, ids, *privacy.send(k, ids, vectors, each))
+    return privacy.send if privacy else faults.send if faults else None
+
+
+def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
+    """What clients may send, and the account of it."""
+    order = algorithm.order(state)
+    s = algorithm.start(order, algorithm.memory(order.w), order.w)
+    numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
+    wanted = {"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep]
+    seed = e.dp_seed if e.dp_seed < 0 else e.dp_seed * 2**31 + e.seed  # runs that differ by seed share no noise
+    unit = {"dc": 1 / float(state.tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
+    equal = bool((state.tau == state.tau[0]).all())  # tau_k tells nothing of who was drawn
+    account = Account(
+        e.dp_noise, e.dp_delta, releases=1 + len(wanted) + bool(numbers), closing=e.keep == "best",
+        clients=len(state.tau), participation=e.participation, seed=e.seed,
+        hidden=equal and not numbers and not e.faults,
+    )
+    return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account
 
 
 def method(e: Experiment) -> Algorithm:
