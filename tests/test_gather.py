@@ -152,17 +152,28 @@ def test_defences_withstand_what_ruins_the_mean(method: str) -> None:
 
 
 def test_liars_about_numbers_do_not_set_every_tau() -> None:
-    """A beta of 0 makes its teller the least A of all, and every other client takes 2 steps; unless it is pulled in."""
+    """A beta of 0 is the least A of all, and every other client takes 2 steps; unless the least are distrusted."""
 
     def honest(rule: str) -> Tensor:
         e = Experiment(**(SMALL | {"faults": "lie:0.2", "gather": rule, "rounds": 8}))
-        bad = {i for i in range(10) if i in _bad(e)}
+        bad = _bad(e)
         lines = run(e, device="cpu").rounds[2:]
         return torch.tensor([[t for i, t in zip(x["ids"], x["tau"], strict=True) if i not in bad] for x in lines])
 
     assert int(honest("mean").max()) == 2
     for rule in ("clip", "trimmed", "median"):
-        assert float(honest(rule).double().mean()) > 4
+        assert bool((honest(rule).max(1).values == 20).all())
+        assert float(honest(rule).double().mean()) > 3.5
+
+
+def test_liars_about_losses_do_not_hide_that_the_model_is_bad() -> None:
+    def told(**settings: Any) -> float:
+        e = Experiment(**(SMALL | {"method": "fedavg", "rounds": 2} | settings))
+        return float(run(e, device="cpu").rounds[1]["train_loss"])
+
+    clean = told()
+    assert told(faults="lie:0.2") < 0.85 * clean
+    assert told(faults="lie:0.2", gather="clip") > 0.95 * clean
 
 
 def _bad(e: Experiment) -> dict[int, str]:
@@ -179,7 +190,7 @@ def test_numbers_are_pulled_in() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(ValueError, match=r"^gather=medain is not known \(did you mean median\?\); allowed: mean \| clip"):
+    with pytest.raises(ValueError, match=r"^gather=medain is not known \(did you mean median\?\)"):
         Experiment(gather="medain")
     with pytest.raises(ValueError, match=r"^gather_trim=0.6 is out of range; allowed: \[0, 0.5\]"):
         Experiment(gather_trim=0.6)

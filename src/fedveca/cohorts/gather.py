@@ -20,9 +20,10 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named
 
 RULES = ("mean", "clip", "trimmed", "median")
+LOSSES = ("loss", "after")
 COLUMNS = 2**16  # coordinates that are sorted at a time
 STEPS = 2  # of a norm's grid, to the power of two
-LEAST, MOST = -60 * STEPS, 60 * STEPS  # norms beyond are counted with the outermost
+LEAST, MOST = -150 * STEPS, 150 * STEPS  # norms beyond are counted with the outermost
 
 
 class Piece(NamedTuple):
@@ -44,7 +45,10 @@ class Gatherer(Protocol):
         ...
 
     def numbers(self, each: Named) -> Named:
-        """[n] each: what is believed of the numbers the clients report."""
+        """[n] each: what is believed of the numbers the clients report: losses, that one may not spoil the mean.
+
+        A method that uses numbers one by one has its own defence (FedVeca's `distrust`).
+        """
         ...
 
 
@@ -121,7 +125,7 @@ class Clip:
         return sum((levels[n][0] if n <= at else bound * levels[n][1] for n in sorted(levels)), torch.zeros(()))
 
     def numbers(self, each: Named) -> Named:
-        return {name: pulled_in(v, self.trim) for name, v in each.items()}
+        return believed(each, self.trim)
 
 
 class Sorted:
@@ -145,7 +149,7 @@ class Sorted:
         return {n: middle(torch.cat([p.vectors[n] for p in self.pieces]), weight, self.cut) for n in names}
 
     def numbers(self, each: Named) -> Named:
-        return {name: pulled_in(v, self.trim) for name, v in each.items()}
+        return believed(each, self.trim)
 
 
 def middle(v: Tensor, weight: Tensor, cut: float) -> Tensor:
@@ -172,8 +176,12 @@ def middle(v: Tensor, weight: Tensor, cut: float) -> Tensor:
     return torch.cat(out)
 
 
+def believed(each: Named, trim: float) -> Named:
+    return {name: pulled_in(v, trim) if name in LOSSES else v for name, v in each.items()}
+
+
 def pulled_in(v: Tensor, trim: float) -> Tensor:
-    """[n]: the `trim` smallest and largest are set to the next one inwards, so that few liars move no extreme."""
+    """[n]: the `trim` smallest and largest are set to the next one inwards: few liars do not move the mean far."""
     if len(v) == 0:
         return v
     h = min(int(trim * len(v) + 1e-9), (len(v) - 1) // 2)

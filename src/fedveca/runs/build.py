@@ -103,7 +103,7 @@ def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, A
 
 def method(e: Experiment) -> Algorithm:
     if e.method == "fedveca":
-        return FedVeca(e.lr, e.alpha, e.tau_max)
+        return FedVeca(e.lr, e.alpha, e.tau_max, 0.0 if e.gather == "mean" else e.gather_trim)
     if e.method == "fedprox":
         return FedProx(e.lr, e.mu)
     if e.method == "fednova":
