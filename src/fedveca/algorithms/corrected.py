@@ -46,6 +46,7 @@ class Corrected(Algorithm):
     alpha: float = 0.95
     tau_max: int = 50
     smooth: float = 0.5  # of the former log A in the new one
+    distrust: float = 0.0  # as FedVeca's
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
     probe_step: bool = True  # whether the server steps along grad F(w_k), which it has
     needs_gradient: ClassVar[bool] = True
@@ -72,7 +73,7 @@ class Corrected(Algorithm):
             log_A = log_A.clone()
             log_A[ids] = averaged(log_A[ids], torch.log(self.lr * beta**2 * delta), self.smooth)
             A = torch.exp(log_A[ids])
-            steps = control(A, self.alpha, self.tau_max).double()
+            steps = control(A, self.alpha, self.tau_max, self.distrust).double()
             steps = steps * p * len(p) if self.by_rows else steps
             tau = tau.clone()
             tau[ids] = steps.round().clamp(TAU_MIN, max(self.tau_max, TAU_MIN)).long()

@@ -52,6 +52,7 @@ class FedVeca(Algorithm):
     lr: float
     alpha: float = 0.95
     tau_max: int = 50
+    distrust: float = 0.0  # share of the clients whose A may be too small to be true
     needs_gradient: ClassVar[bool] = True
 
     def init(self, w: Tensor, tau: Tensor) -> Vectorized:
@@ -67,7 +68,8 @@ class FedVeca(Algorithm):
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = spread / state.grad_last.norm().double().cpu() ** 2  # A2.17
             tau = tau.clone()
-            tau[ids] = control(beta**2 * spread, self.alpha, self.tau_max)  # (16); what is common cancels
+            A = beta**2 * spread  # up to what is common, which cancels
+            tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
             seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
         L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.draws import per_round
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.faults import Faults, Inner, Troubled
+from fedveca.cohorts.gather import gather
+from fedveca.cohorts.local import Local, Send
+from fedveca.cohorts.privacy import Privacy, Private
+from fedveca.runs.epsilon import Account
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.given import Partition, named
 from fedveca.tasks import data as datasets
@@ -33,9 +37,10 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Local
+    cohort: Inner
     state: Any
     experiment: Experiment  # with the names of the objects that were given
+    account: Account | None = None  # of differential privacy
 
 
 def build(
@@ -71,12 +76,17 @@ def build(
         seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
     algorithm = _algorithm(e, method)
-    cohort = Local(
+    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
+    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
+    cohort: Inner = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
         loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
+        gather=gather(e.gather, e.gather_clip, e.gather_trim), send=sending(privacy, faults), even=bool(privacy),
     )
-    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
-    return Built(data, shares, problem, algorithm, cohort, state, e)
+    cohort = Troubled(cohort, faults) if faults else cohort
+    cohort = Private(cohort, privacy) if privacy else cohort
+    return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
 def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
@@ -99,11 +109,36 @@ def _shares(e: Experiment, data: Dataset, own: Partition | None) -> Shares:
     return given([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
+def sending(privacy: Privacy | None, faults: Faults | None) -> Send | None:
+    """What clients do to their answers: the honest obey privacy, the bad ones do not."""
+    if privacy and faults:
+        return lambda k, ids, vectors, each: faults.send(k, ids, *privacy.send(k, ids, vectors, each))
+    return privacy.send if privacy else faults.send if faults else None
+
+
+def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
+    """What clients may send, and the account of it."""
+    order = algorithm.order(state)
+    s = algorithm.start(order, algorithm.memory(order.w), order.w)
+    numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
+    wanted = {"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep]
+    seed = e.dp_seed if e.dp_seed < 0 else e.dp_seed * 2**31 + e.seed  # runs that differ by seed share no noise
+    unit = {"dc": 1 / float(state.tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
+    equal = bool((state.tau == state.tau[0]).all())  # tau_k tells nothing of who was drawn
+    account = Account(
+        e.dp_noise, e.dp_delta, releases=1 + len(wanted) + bool(numbers), closing=e.keep == "best",
+        clients=len(state.tau), participation=e.participation, seed=e.seed,
+        hidden=equal and not numbers and not e.faults,
+    )
+    return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account
+
+
 def method(e: Experiment) -> Algorithm:
+    trim = 0.0 if e.gather == "mean" else e.gather_trim
     if e.method == "fedveca":
-        return FedVeca(e.lr, e.alpha, e.tau_max)
+        return FedVeca(e.lr, e.alpha, e.tau_max, trim)
     if e.method == "corrected":
-        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth)
+        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth, trim)
     if e.method == "fedprox":
         return FedProx(e.lr, e.mu)
     if e.method == "fednova":

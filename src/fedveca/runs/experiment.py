@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedveca.cohorts import faults as adversity
+from fedveca.cohorts.gather import RULES as GATHER
 from fedveca.tasks import data as datasets
 from fedveca.tasks.losses import LOSSES, METRICS
 from fedveca.tasks.own import OWN
@@ -68,6 +70,15 @@ class Experiment:
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
+    faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
+    gather: str = option("mean", "how the clients' vectors become one", of=GATHER)
+    gather_clip: float = option(0.0, "gather=clip: the largest norm (0: the round's median)", low=0)
+    gather_trim: float = option(0.2, "robust gathering: share distrusted at each end", low=0, high=0.5)
+    dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
+    dp_clip: float = option(1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True)
+    dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
+    dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
+    dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
     engine: str = option("local", "where the clients run", of=("local",))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
@@ -79,6 +90,9 @@ class Experiment:
             hint = f" (did you mean {near[0]}?)" if near else ""
             known_ones = "svm, cnn, mlp or package.module:factory"
             raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {known_ones}")
+        adversity.parse(self.faults)
+        if self.dp_noise and self.gather != "mean":
+            raise ValueError(f"gather={self.gather} cannot go with dp_noise: the noise is measured for gather=mean")
 
     def toml(self) -> str:
         """Complete: enough to run it again."""

@@ -38,8 +38,10 @@ def federate(
     seed: int = 0,
     rollback: bool = False,
     least: float = math.inf,
-) -> Iterator[tuple[Any, Named]]:
-    """The state after each round and what was seen in it: numbers [], or [n] over `ids`.
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The state after each round and what was seen in it: numbers [], or [n] over `ids`, and the round's faults.
+
+    A round in which faults kept everyone away changes nothing.
 
     `rollback` undoes a round whose estimated loss is above the least one before (A1.8-12); `first` and
     `least` let a stopped federation go on.
@@ -48,13 +50,19 @@ def federate(
         ids = chosen(cohort, k, participation, seed)
         order = algorithm.order(state)
         who, report = cohort(k, order, ids, state.tau[ids])
+        trace: dict[str, Any] = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
+        trace |= {"faults": list(report.faults)} if report.faults else {}
+        if len(who) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
+            trace |= {"tau": state.tau[who], "tau_k": torch.tensor(0.0), "accepted": torch.tensor(False)}
+            trace |= {"least": torch.tensor(least, dtype=torch.float64)}
+            yield state, trace | _traffic(order, report, len(ids), 0)
+            continue
         if len(who) == 0:
             raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; a smaller lr usually helps")
         p = cohort.sizes[who].double() / cohort.sizes[who].sum()
         after, seen = algorithm.update(state, who, p, report)
         if not bool(torch.isfinite(after.w).all()):
             raise Diverged(f"round {k + 1}: the averaged model is not finite; a smaller lr usually helps")
-        trace = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
         trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
         trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
         if rollback:

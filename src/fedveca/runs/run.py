@@ -145,6 +145,8 @@ def _go(
         line["seconds"] = round(time.perf_counter() - start, 6)
         if course.round % e.test_every == 0 or course.round == e.rounds:
             line |= test(state.w)
+        if built.account:
+            line["epsilon"] = built.account.spent(course.round)
         lines.append(line)
         last = ending() or course.round == e.rounds
         if folder:
@@ -164,6 +166,7 @@ def _go(
     summary = summary_of(
         e, sum(sum(line["tau"]) for line in lines), time.perf_counter() - began, rounds=len(lines),
         last={"round": course.round} | test(w), kept={"round": kept_round} | test(kept),
+        **({"epsilon": built.account.spent_in_all(course.round)} if built.account else {}),
         **({"stopped": stopped} if stopped else {}),
     )
     model = {name: v.detach().cpu() for name, v in built.problem.named(kept).items()}
@@ -182,7 +185,7 @@ def mix(built: Built) -> Tensor:
 def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Course:
     """One round more; F(w_k) comes with round k, so under keep=best w_k is judged one round late."""
     w_k, k = course.state.w, course.round
-    if keep == "best":
+    if keep == "best" and "train_loss" in line:  # no one may have answered
         line["accepted"] = line["train_loss"] <= course.kept_loss
         if line["accepted"]:
             course = course._replace(kept=w_k, kept_round=k, kept_loss=line["train_loss"])

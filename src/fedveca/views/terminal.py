@@ -82,8 +82,9 @@ class Screen:
 
         def watch(line: dict[str, Any]) -> None:
             k = line["round"] + 1
-            if line["left_out"]:
-                who = ", ".join(map(str, line["left_out"]))
+            faults = line.get("faults", [])
+            if wild := sorted(set(line["left_out"]) - {fault["client"] for fault in faults}):
+                who = ", ".join(map(str, wild))
                 self.progress.print(f"{name}: round {k}: left out, not finite: client {who}", style="yellow")
             if self.quiet:
                 return
@@ -94,7 +95,9 @@ class Screen:
                 if line.get(told) is not None and line.get("test_loss") is not None
                 else ""
             )
-            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}  {left:.0f} s left"
+            more = f"  epsilon {line['epsilon']:.3g}" if "epsilon" in line else ""
+            more += f"  faults {len(faults)}" if faults else ""
+            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}{more}  {left:.0f} s left"
             if self._live:
                 bar = "━" * round(20 * k / total)
                 self._live.update(Text.assemble((bar, "green"), ("━" * (20 - len(bar)), "dim"), " ", text))
@@ -131,6 +134,9 @@ class Screen:
         s = run.summary
         self._print(rows)
         self.say(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
+        if "epsilon" in s:
+            e = run.experiment
+            self.say(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {e.dp_delta:g}, a client as the unit")
         self.say(f"run folder: {run.folder}")
 
     def table(self, rows: list[dict[str, Any]], name: str) -> None:
