@@ -62,6 +62,7 @@ def build(
     cohort = Local(
         algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
         loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
+        memory_bytes=e.memory_mb * 2**20,
     )
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     return Built(data, shares, problem, algorithm, cohort, state)

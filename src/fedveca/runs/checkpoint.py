@@ -14,12 +14,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
+from fedveca.cohorts.memory import Memory
+from fedveca.cohorts.shelf import Damaged
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import whole
 
-FORMAT = "1"
+FORMAT = "2"
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
+ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
 
 
 class Course(NamedTuple):
@@ -36,7 +39,7 @@ class Course(NamedTuple):
 def mark(experiment: Experiment, built: Built) -> str:
     """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
     seen = hashlib.sha256()
-    skip = ("rounds", "data_dir", "test_every")
+    skip = ("rounds", "data_dir", "test_every", "ray_address", "memory_mb")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
     x, y = built.data.x, built.data.y
@@ -45,13 +48,13 @@ def mark(experiment: Experiment, built: Built) -> str:
     return seen.hexdigest()
 
 
-def store(folder: Path, course: Course, memory: dict[int, Named], belongs: str) -> None:
+def store(folder: Path, course: Course, memory: Memory, belongs: str) -> None:
     """Whole or not at all; the former checkpoint stays beside it."""
     named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
     named["numbers"] = torch.tensor(
         [course.round, course.kept_round, course.kept_loss, course.least], dtype=torch.float64
     )
-    named |= {f"memory.{i}.{name}": v for i, m in memory.items() for name, v in m.items()}
+    named |= {f"memory.{name}": v for name, v in memory.save().items()}
     named = {name: v.detach().cpu().contiguous().clone() for name, v in named.items()}
     content = save(named, {"format": FORMAT, "mark": belongs, "sum": _sum(named)})
     if (folder / LAST).exists():
@@ -59,24 +62,21 @@ def store(folder: Path, course: Course, memory: dict[int, Named], belongs: str) 
     whole(folder / LAST, content)
 
 
-def restore(folder: Path, state: Any, belongs: str, device: str) -> tuple[Course, dict[int, Named], str]:
-    """The last good checkpoint, the clients' memory, and what to tell the user (nothing if all is well)."""
+def restore(folder: Path, state: Any, belongs: str, device: str, memory: Memory) -> tuple[Course, str]:
+    """The last good checkpoint and what to tell the user (nothing if all is well); the memory is filled."""
     said = []
     for name in (LAST, FORMER):
         try:
             named = _read(folder / name, belongs)
+            rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
+            memory.load(folder / ROWS, rows, device)
         except FileNotFoundError:
             said.append(f"{name} is missing")
         except Damaged as error:
             said.append(str(error))
         else:
-            course, memory = _course(named, state, device)
-            return course, memory, f"{'; '.join(said)}; went on from {name}" if said else ""
+            return _course(named, state, device), f"{'; '.join(said)}; went on from {name}" if said else ""
     raise ValueError(f"{folder} cannot be resumed: {'; '.join(said)}")
-
-
-class Damaged(ValueError):
-    """A checkpoint that cannot be trusted."""
 
 
 def _read(path: Path, belongs: str) -> Named:
@@ -101,16 +101,10 @@ def _header(content: bytes) -> dict[str, str]:
     return header
 
 
-def _course(named: Named, state: Any, device: str) -> tuple[Course, dict[int, Named]]:
+def _course(named: Named, state: Any, device: str) -> Course:
     fresh = {name: named[f"state.{name}"].to(v.device) for name, v in state._asdict().items()}
     done, kept_round, kept_loss, least = named["numbers"].tolist()
-    memory: dict[int, Named] = {}
-    for name, v in named.items():
-        if name.startswith("memory."):
-            _, i, what = name.split(".", 2)
-            memory.setdefault(int(i), {})[what] = v.to(device)
-    course = Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
-    return course, memory
+    return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
 
 
 def _sum(named: Named) -> str:

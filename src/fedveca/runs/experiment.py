@@ -58,6 +58,7 @@ class Experiment:
     precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
+    memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
     engine: str = option("local", "where the clients run", of=("local",))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 

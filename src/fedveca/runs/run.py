@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import Course, mark, restore, store
+from fedveca.runs.checkpoint import ROWS, Course, mark, restore, store
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
@@ -42,6 +42,7 @@ def run(
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
     with Folder.make(Path(out), experiment, device) as folder:
+        built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch)
 
 
@@ -57,7 +58,7 @@ def resume(
     former, device = Run.open(out), resolve(device)
     e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
     built = build(e, device)
-    course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
+    course, said = restore(Path(out), built.state, mark(e, built), device, built.cohort.memory)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
