@@ -29,24 +29,34 @@ class Memory:
 
     def __iter__(self) -> Iterator[int]:
         """The clients ever seen."""
-        return iter(torch.nonzero(self._seen(torch.arange(self.clients))).flatten().tolist())
+        return iter(torch.nonzero(self.seen(torch.arange(self.clients))).flatten().tolist())
 
     def __len__(self) -> int:
-        return int(self._seen(torch.arange(self.clients)).sum())
+        return int(self.seen(torch.arange(self.clients)).sum())
+
+    def seen(self, ids: Tensor) -> Tensor:
+        """[n] bool: whether clients have a row."""
+        near = self.slot[ids] != NOWHERE
+        return near | (self.shelf.at[ids] != NOWHERE) if self.shelf else near
+
+    def blank(self) -> Named:
+        """Zeros in the form of one client's memory."""
+        return {name: torch.zeros(width) for name, width in self.widths.items()}
 
     def recall(self, ids: Tensor, new: Named) -> Named:
         """[n, ...] each: what clients remember, `new` where they were never seen."""
         if not new:
             return {}
         rows = torch.cat([v.expand(len(ids), -1) for v in new.values()], -1)
-        slot, seen = self.slot[ids], self._seen(ids)
+        slot, seen = self.slot[ids], self.seen(ids)
         if bool(seen.any()):
             rows, near = rows.clone(), slot != NOWHERE
             if bool(near.any()):
-                rows[near.to(rows.device)] = self.held[slot[near].to(self.held.device)]
+                rows[near.to(rows.device)] = self.held[slot[near].to(self.held.device)].to(rows.device)
             if bool((seen & ~near).any()):
                 assert self.shelf
-                rows[seen & ~near] = self.shelf.read(ids[seen & ~near]).to(rows.device)
+                far = seen & ~near
+                rows[far.to(rows.device)] = self.shelf.read(ids[far]).to(rows.device)
         parts = torch.split(rows, [v.shape[-1] for v in new.values()], -1)
         return dict(zip(new, parts, strict=True))
 
@@ -57,13 +67,13 @@ class Memory:
         rows = torch.cat(list(values.values()), -1)
         if not self.widths:
             self._open({name: v.shape[-1] for name, v in values.items()}, rows.device)
-        new = ids[~self._seen(ids)][: len(self.held) - self.used]
+        new = ids[~self.seen(ids)][: len(self.held) - self.used]
         self.slot[new] = torch.arange(self.used, self.used + len(new))
         self.used += len(new)
         slot = self.slot[ids]
         near = slot != NOWHERE
         if bool(near.any()):
-            self.held[slot[near].to(rows.device)] = rows[near.to(rows.device)]
+            self.held[slot[near].to(self.held.device)] = rows[near.to(rows.device)].to(self.held.device)
             self.dirty[ids[near]] = True
         if not bool(near.all()):
             self._on_disk().write(ids[~near], rows[(~near).to(rows.device)])
@@ -95,11 +105,6 @@ class Memory:
         self.slot[near], self.used = torch.arange(len(near)), len(near)
         for some in torch.split(near, shelf.piece):
             self.held[self.slot[some].to(self.held.device)] = shelf.read(some).to(self.held.device)
-
-    def _seen(self, ids: Tensor) -> Tensor:
-        """[n] bool."""
-        seen = self.slot[ids] != NOWHERE
-        return seen | (self.shelf.at[ids] != NOWHERE) if self.shelf else seen
 
     def _open(self, widths: dict[str, int], device: torch.device) -> None:
         """Room for rows: asked for at once, but taken from the machine only as it is filled."""

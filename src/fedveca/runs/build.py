@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares, partition
 from fedveca.tasks.problem import Problem
 
+if TYPE_CHECKING:
+    from fedveca.cohorts.ray import Ray
+
 
 class Built(NamedTuple):
     """An experiment's parts, ready for `federate`."""
@@ -27,7 +31,7 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Local
+    cohort: Local | Ray
     state: Any
 
 
@@ -54,18 +58,38 @@ def build(
         "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
         concentration=e.concentration, shards=e.shards, writer=data.writer,
     )
-    problem = model(
-        e.model, tuple(data.x.shape[1:]), data.classes,
+    remake = partial(
+        model, e.model, tuple(data.x.shape[1:]), data.classes,
         init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
     )
+    problem = remake()
     algorithm = method(e)
-    cohort = Local(
-        algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
-        loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
-        memory_bytes=e.memory_mb * 2**20,
-    )
+    options: dict[str, Any] = {
+        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
+        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20,
+    }
+    cohort: Local | Ray
+    if e.engine == "ray":
+        cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    else:
+        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     return Built(data, shares, problem, algorithm, cohort, state)
+
+
+def _on_ray(
+    e: Experiment, algorithm: Algorithm, remake: Callable[[], Problem], data: Dataset, shares: Shares,
+    options: dict[str, Any],
+) -> Ray:
+    """The clients on a Ray cluster; what its workers cannot do is refused here."""
+    try:
+        from fedveca.cohorts.ray import Ray
+    except ModuleNotFoundError as error:
+        raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
+    return Ray(
+        algorithm, remake, data.x, data.y, shares, workers=e.workers, address=e.ray_address, gpus=e.worker_gpus,
+        **options,
+    )
 
 
 def method(e: Experiment) -> Algorithm:
