@@ -13,7 +13,9 @@ import functools
 import logging
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -225,22 +227,22 @@ def connect(address: str, data_bytes: int) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    how: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
-        room = max(256 * 2**20, data_bytes)
-        ray.init(
-            "local", num_cpus=os.cpu_count(), include_dashboard=False, object_store_memory=room,
-            _node_ip_address="127.0.0.1", **quiet,
-        )
-        return
-    if address != "auto":
+        how |= {"num_cpus": os.cpu_count(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        how |= {"object_store_memory": max(256 * 2**20, data_bytes)}
+    elif address != "auto":
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), 5).close()
         except (OSError, ValueError, OverflowError) as error:
             said = "it is auto or HOST:PORT of a Ray cluster that this machine is a node of"
             raise ValueError(f"ray_address={address} cannot be reached ({error}); {said}") from None
+    ends = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address, **quiet)
+        ray.init(**how)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"ray_address={address} cannot be reached: {str(error).splitlines()[0]}") from error
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{f'ray_address={address} cannot be reached' if address else 'no Ray'}: {said}") from error
+    if ends not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ends)  # Ray puts its own in the place of the caller's
