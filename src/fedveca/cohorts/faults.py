@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import draws
+from fedveca.cohorts.memory import Memory
 
 AWAY = ("crash", "drop", "late")  # by chance, round by round
 BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
@@ -103,7 +104,9 @@ class Inner(Protocol):
     """A cohort whose clients remember."""
 
     sizes: Tensor
-    memory: dict[int, Named]
+
+    @property
+    def memory(self) -> Memory: ...
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]: ...
 
@@ -115,12 +118,8 @@ class Troubled:
         self.cohort, self.faults, self.sizes = cohort, faults, cohort.sizes
 
     @property
-    def memory(self) -> dict[int, Named]:
+    def memory(self) -> Memory:
         return self.cohort.memory
-
-    @memory.setter
-    def memory(self, memory: dict[int, Named]) -> None:
-        self.cohort.memory = memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         away = self.faults.away(k, ids)

@@ -20,6 +20,7 @@ from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts.capture import Lanes, tensor_cores
 from fedveca.cohorts.draws import rows as draw_rows
 from fedveca.cohorts.gather import Gather, Gatherer, Mean, Piece
+from fedveca.cohorts.memory import LIMIT, Memory
 from fedveca.cohorts.rows import Rows
 from fedveca.cohorts.team import Team
 from fedveca.tasks.partition import Shares
@@ -83,6 +84,7 @@ class Local:
         gather: Gather = Mean,
         send: Send | None = None,
         even: bool = False,
+        memory_bytes: int = LIMIT,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe = probe  # rows for F_i(w_k) and its gradient; 0 = all
@@ -90,11 +92,11 @@ class Local:
         self.after = after  # whether F_i after the client's steps is wanted (A2.9)
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
-        self.gather, self.send = gather, send
-        self.even = even  # whether every client counts the same, whatever its rows
-        self.rows = Rows(x[shares.rows], y[shares.rows], pixels, self.device)  # a client's lie side by side
+        self.gather, self.send, self.even = gather, send, even  # even: every client counts the same
+        self.weights = torch.ones_like(self.sizes) if even else self.sizes  # [N]
+        self.rows = Rows(x, y, shares.rows, pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
-        self.memory: dict[int, Named] = {}  # of the clients that were ever seen
+        self.memory = Memory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
         self.team, self._lanes = Team(threads), None
@@ -110,20 +112,19 @@ class Local:
         gatherer = self.gather()
         parts = []
         with tensor_cores(self.device):
-            work = partial(self._chunk, k, order, len(ids), gatherer)
-            for part in self.team.map(work, crew.cut(self._width(len(ids)))):
+            work, crews = partial(self._chunk, k, order, len(ids), gatherer), crew.cut(self._width(len(ids)))
+            for some, part in zip(crews, self.team.map(work, crews), strict=True):
                 if part.piece:
                     gatherer.add(part.piece)  # in a fixed order
-                parts.append(part._replace(piece=None))  # vectors go as soon as they are summed
+                self._remember(some.ids, part)
+                parts.append(part._replace(piece=None, memory={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         well = each.pop("well") > 0
-        self._remember(crew.ids, well, parts)
         back = torch.argsort(by_tau)
         each, well = {name: v[back][well[back]] for name, v in each.items()}, well[back]
-        weights = torch.ones_like(self.sizes) if self.even else self.sizes
-        mass = float(weights[ids[well]].sum())
+        mass = float(self.weights[ids[well]].sum())
         each = gatherer.numbers(each) | {"tau": tau[well].double()}
-        return ids[well], Report(gatherer.close(mass), each, mass / float(weights.sum()))
+        return ids[well], Report(gatherer.close(mass), each, mass / float(self.weights.sum()))
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
@@ -139,7 +140,7 @@ class Local:
         if most == 0:
             return self._sent(k, gatherer, crew, [], {}, {"loss": loss}, {})
         here, start, size, taken = crew.table
-        former = self._recall(crew.ids, order.w)
+        former = self.memory.recall(crew.ids, algorithm.memory(order.w))
         s = algorithm.start(order, former, g0)
         index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
         if self._lanes:
@@ -190,17 +191,11 @@ class Local:
         out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
 
-    def _remember(self, ids: Tensor, well: Tensor, parts: list[Part]) -> None:
+    def _remember(self, ids: Tensor, part: Part) -> None:
         """Stores the memory of the clients that are well."""
-        if parts[0].memory:
-            each = ({name: v[j] for name, v in p.memory.items()} for p in parts for j in range(len(p.each["well"])))
-            self.memory |= {i: m for i, m, ok in zip(ids.tolist(), each, well.tolist(), strict=True) if ok}
-
-    def _recall(self, ids: Tensor, w: Tensor) -> Named:
-        """[n, P] each: what the clients remember."""
-        new = self.algorithm.memory(w)
-        each = [self.memory.get(i, new) for i in ids.tolist()] if new else []
-        return {name: torch.stack([m[name] for m in each]) for name in new}
+        if part.memory:
+            well = part.each["well"]
+            self.memory.remember(ids[well.cpu()], {name: v[well] for name, v in part.memory.items()})
 
     def _probe(self, w: Tensor, crew: Crew, loss: bool, gradient: bool) -> tuple[Tensor, Tensor]:
         """F_i [n] and grad F_i [n, P] at w [n, P] on `probe` rows of each client, evenly spaced; NaN if not asked.

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import draws
 from fedveca.cohorts.faults import Inner
+from fedveca.cohorts.memory import Memory
 
 SUMMED = ("loss", "after")  # numbers of which only the mean is used
 NUMBERS, NOISE = 16, 17  # purposes of the draws
@@ -74,12 +75,8 @@ class Private:
         self.sizes = torch.ones_like(cohort.sizes)
 
     @property
-    def memory(self) -> dict[int, Named]:
+    def memory(self) -> Memory:
         return self.cohort.memory
-
-    @memory.setter
-    def memory(self, memory: dict[int, Named]) -> None:
-        self.cohort.memory = memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         who, report = self.cohort(k, order, ids, tau)

@@ -18,14 +18,13 @@ ROOM_BYTES = 16 * 2**20  # of rows picked at once
 class Rows:
     """On the CPU ready for the model, once; on CUDA as compact as they came, made ready as they are picked."""
 
-    def __init__(self, x: Tensor, y: Tensor, pixels: str, device: torch.device) -> None:
-        self.x, self.y = x.to(device), y.to(device)
+    def __init__(self, x: Tensor, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
+        on_cpu = device.type == "cpu"
+        self.x, self.y = _laid(x, order, pixels) if on_cpu else x[order].to(device), y[order].to(device)
         self.numel = self.x[0].numel()  # of one row
         self._moments = None  # what to take from each row, and what to multiply it by then
         self._own = threading.local()
-        if device.type == "cpu":
-            self.x = _large_pages(prepare(self.x, pixels))
-        elif pixels != "as-is":
+        if not on_cpu and pixels != "as-is":
             parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
 
@@ -72,6 +71,13 @@ class Rows:
         return x if x.dtype == torch.int64 else x.float(), pick(self.y)
 
 
-def _large_pages(x: Tensor) -> Tensor:
-    """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
-    return torch.from_numpy(np.empty(x.shape, np.int64 if x.dtype == torch.int64 else np.float32)).copy_(x)
+def _laid(x: Tensor, order: Tensor, pixels: str) -> Tensor:
+    """Rows in `order`, ready for the model, piece by piece: beside x nothing else lies in memory as large.
+
+    NumPy asks large pages for it: rows picked at random miss fewer.
+    """
+    kind = np.int64 if x.dtype == torch.int64 else np.float32
+    out = torch.from_numpy(np.empty((len(order), *x.shape[1:]), kind))
+    for piece, room in zip(torch.split(order, 8192), torch.split(out, 8192), strict=True):
+        room.copy_(prepare(x[piece], pixels))
+    return out

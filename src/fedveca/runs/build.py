@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -71,19 +72,24 @@ def build(
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
     sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
-    problem = models.model(
-        e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden, precision=e.precision,
-        seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
+    remake = partial(
+        models.model, e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
+        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
-    algorithm = _algorithm(e, method)
+    problem, algorithm = remake(), _algorithm(e, method)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
-    cohort: Inner = Local(
-        algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
-        loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
-        gather=gather(e.gather, e.gather_clip, e.gather_trim), send=sending(privacy, faults), even=bool(privacy),
-    )
+    options: dict[str, Any] = {
+        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
+        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20, "send": sending(privacy, faults),
+        "even": bool(privacy), "gather": gather(e.gather, e.gather_clip, e.gather_trim),
+    }
+    cohort: Inner
+    if e.engine == "ray":
+        cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    else:
+        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = Troubled(cohort, faults) if faults else cohort
     cohort = Private(cohort, privacy) if privacy else cohort
     return Built(data, shares, problem, algorithm, cohort, state, e, account)
@@ -131,6 +137,23 @@ def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, A
         hidden=equal and not numbers and not e.faults,
     )
     return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account
+
+
+def _on_ray(
+    e: Experiment, algorithm: Algorithm, remake: Callable[[], Problem], data: Dataset, shares: Shares,
+    options: dict[str, Any],
+) -> Inner:
+    """The clients on a Ray cluster; what its workers cannot do is refused here."""
+    if e.gather != "mean":
+        raise ValueError(f"gather={e.gather} needs engine=local: Ray's workers return sums, not each client's vectors")
+    try:
+        from fedveca.cohorts.ray import Ray
+    except ModuleNotFoundError as error:
+        raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
+    return Ray(
+        algorithm, remake, data.x, data.y, shares, workers=e.workers, address=e.ray_address, gpus=e.worker_gpus,
+        **options,
+    )
 
 
 def method(e: Experiment) -> Algorithm:

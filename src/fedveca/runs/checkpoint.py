@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
+from fedveca.cohorts.memory import Memory
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import Experiment, shown
 from fedveca.runs.record import FORMER, LAST, draft, writing
@@ -23,6 +24,7 @@ from fedveca.tasks.own import OWN
 
 FORMAT = "2"
 BLANK = b"0" * 64
+ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
 
 
 class Course(NamedTuple):
@@ -43,7 +45,7 @@ def begin(built: Built) -> Course:
 def mark(experiment: Experiment, built: Built) -> str:
     """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
     seen = hashlib.sha256()
-    skip = ("rounds", "data_dir", "test_every", "track")
+    skip = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
     if OWN in experiment.model:
@@ -55,34 +57,36 @@ def mark(experiment: Experiment, built: Built) -> str:
     return seen.hexdigest()
 
 
-def store(folder: Path, course: Course, memory: dict[int, Named], belongs: str) -> None:
+def store(folder: Path, course: Course, memory: Memory, belongs: str) -> None:
     """Whole or not at all; the former checkpoint stays beside it."""
     named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
     named["numbers"] = torch.tensor(
         [course.round, course.kept_round, course.kept_loss, course.least], dtype=torch.float64
     )
-    named |= {f"memory.{i}.{name}": v for i, m in memory.items() for name, v in m.items()}
-    content = sealed({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
     with writing(folder):
+        named |= {f"memory.{name}": v for name, v in memory.save().items()}
+        content = sealed({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
         new = draft(folder / LAST, content)
         if (folder / LAST).exists():
             os.replace(folder / LAST, folder / FORMER)
         os.replace(new, folder / LAST)
 
 
-def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, dict[int, Named], str]:
-    """The last good checkpoint, the clients' memory, and what to tell the user (nothing if all is well)."""
+def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, str]:
+    """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
     said = []
     for name in (LAST, FORMER):
         try:
             named = _read(inside(folder, name), belongs)
+            rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
+            course = _course(named, built, device)
+            built.cohort.memory.load(inside(folder, ROWS), rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
             raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
         except (OSError, ValueError) as error:
             said.append(str(error))
         else:
-            course, memory = _course(named, built, device, f"{folder} cannot be resumed: {name}")
-            return course, memory, f"{'; '.join(said)}; went on from {name}" if said else ""
+            return course, f"{'; '.join(said)}; went on from {name}" if said else ""
     raise ValueError(f"{folder} cannot be resumed: {'; '.join(said)}")
 
 
@@ -120,29 +124,20 @@ def _header(content: bytes) -> dict[str, str]:
     return header
 
 
-def _course(named: Named, built: Built, device: str, where: str) -> tuple[Course, dict[int, Named]]:
-    """ValueError where a tensor is not of the run's shape and kind."""
+def _course(named: Named, built: Built, device: str) -> Course:
+    """Unfit where a tensor is not of the run's shape and kind."""
     state, w = built.state, built.state.w
     wanted = {f"state.{name}": v for name, v in state._asdict().items()} | {"kept": w}
     wanted["numbers"] = torch.empty(4, dtype=torch.float64)
-    own = built.algorithm.memory(w)
-    memory: dict[int, Named] = {}
-    for name in named:
-        part, _, rest = name.partition(".")
-        i, _, what = rest.partition(".")
-        if part == "memory" and what in own and i.isdecimal() and int(i) < len(built.shares.sizes):
-            wanted[name] = own[what]
-            memory.setdefault(int(i), {})[what] = named[name].to(device)
-    for name in wanted.keys() | named.keys():
+    for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
         fits = name in named and name in wanted and _form(named[name]) == _form(wanted[name])
         if not fits:
-            raise ValueError(f"{where} does not fit this run: {shown(name)}")
+            raise Unfit(f"does not fit this run: {shown(name)}")
     fresh = {name: named[f"state.{name}"].to(v.device) for name, v in state._asdict().items()}
     done, kept_round, kept_loss, least = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
-        raise ValueError(f"{where} does not fit this run: round {done}, kept {kept_round}")
-    course = Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
-    return course, memory
+        raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
+    return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
 
 
 def _form(v: Tensor) -> tuple[torch.dtype, torch.Size]:

@@ -79,7 +79,11 @@ class Experiment:
     dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
     dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
     dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
-    engine: str = option("local", "where the clients run", of=("local",))
+    memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
+    engine: str = option("local", "where the clients run: in this process, or on a Ray cluster", of=("local", "ray"))
+    workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
+    worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
+    ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
     def __post_init__(self) -> None:

@@ -12,10 +12,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import Course, begin, mark, restore, store
+from fedveca.runs.checkpoint import ROWS, Course, begin, mark, restore, store
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.given import Own
@@ -58,6 +57,7 @@ def run(
         return _go(experiment, built, device, course, [], None, watch)
     with held(Path(out), made=True), Folder.make(Path(out), experiment, device) as folder, asked(stop) as ending:
         folder.partition(mix(built))
+        built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch, ending)
 
 
@@ -84,7 +84,7 @@ def resume(
         e = e if data_dir is None else replace(e, data_dir=data_dir)
         built = build(e, device, **own)
         e = built.experiment
-        course, built.cohort.memory, said = _left(out, former, e, built, device)
+        course, said = _left(out, former, e, built, device)
         if said and tell:
             tell(said)
         lines = [_due(line, e) for line in former.rounds[: course.round]]
@@ -92,13 +92,12 @@ def resume(
             return _go(e, built, device, course, lines, folder, watch, ending)
 
 
-def _left(
-    out: Path, former: Run, e: Experiment, built: Built, device: str
-) -> tuple[Course, dict[int, Named], str]:
+def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> tuple[Course, str]:
     """Where the run in a folder stopped; ValueError where it cannot go on to what is asked."""
     if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
-        return begin(built), {}, f"{out} has no checkpoint yet: it begins again at round 1"
-    course, memory, said = restore(out, built, mark(e, built), device)
+        built.cohort.memory.home = out / ROWS
+        return begin(built), f"{out} has no checkpoint yet: it begins again at round 1"
+    course, said = restore(out, built, mark(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
@@ -109,7 +108,7 @@ def _left(
         raise ValueError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
     if not all("tau" in line for line in former.rounds):
         raise ValueError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
-    return course, memory, said
+    return course, said
 
 
 def _due(line: dict[str, Any], e: Experiment) -> dict[str, Any]:
