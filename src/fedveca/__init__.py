@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from fedveca.cohorts.local import Local
     from fedveca.runs.build import build
     from fedveca.runs.compare import compare
+    from fedveca.runs.deploy import serve
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.federate import federate
+    from fedveca.runs.node import answer
     from fedveca.runs.record import Run
     from fedveca.runs.run import resume, run
 
@@ -25,11 +27,11 @@ _HOMES = {
     "FedAvg": "algorithms", "FedNova": "algorithms", "FedProx": "algorithms", "FedVeca": "algorithms",
     "Scaffold": "algorithms", "Local": "cohorts.local", "compare": "runs.compare", "Experiment": "runs.experiment",
     "build": "runs.build", "federate": "runs.federate", "Run": "runs.record", "resume": "runs.run",
-    "run": "runs.run",
+    "run": "runs.run", "answer": "runs.node", "serve": "runs.deploy",
 }
 __all__ = [
-    "Experiment", "FedAvg", "FedNova", "FedProx", "FedVeca", "Local", "Run", "Scaffold", "__version__", "build",
-    "compare", "federate", "resume", "run",
+    "Experiment", "FedAvg", "FedNova", "FedProx", "FedVeca", "Local", "Run", "Scaffold", "__version__", "answer",
+    "build", "compare", "federate", "resume", "run", "serve",
 ]
 
 

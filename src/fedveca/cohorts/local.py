@@ -82,6 +82,7 @@ class Local:
         self.after = after  # whether F_i after the client's steps is wanted (A2.9)
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
+        self.width, self.faults = 4, list[dict[str, Any]]()  # float32; nothing is lost on the way
         self.rows = Rows(x[shares.rows], y[shares.rows], pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
         self.memory: dict[int, Named] = {}  # of the clients that were ever seen

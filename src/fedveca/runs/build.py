@@ -27,7 +27,7 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Local
+    cohort: Any  # a Cohort with the clients' memory
     state: Any
 
 
@@ -36,8 +36,35 @@ def build(
     device: str = "cpu",
     data: Dataset | None = None,
     say: Callable[[str], None] | None = None,
+    cohort: Any = None,
 ) -> Built:
-    """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit."""
+    """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
+
+    Where the clients are elsewhere `cohort` is given; their rows are then theirs, and need not be here.
+    """
+    e = experiment
+    if cohort is None:
+        data, shares = deal(e, data, say)
+    else:
+        assert data is not None
+        shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
+    problem = model(
+        e.model, tuple(data.x_test.shape[1:]), data.classes,
+        init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
+    )
+    algorithm = method(e)
+    cohort = cohort or Local(
+        algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
+        loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
+    )
+    state = algorithm.init(problem.init().to(device), steps(e, cohort.sizes))
+    return Built(data, shares, problem, algorithm, cohort, state)
+
+
+def deal(
+    experiment: Experiment, data: Dataset | None = None, say: Callable[[str], None] | None = None
+) -> tuple[Dataset, Shares]:
+    """The data set and which client owns which of its rows."""
     e = experiment
     if data is None:
         data = datasets.load(
@@ -54,17 +81,7 @@ def build(
         "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
         concentration=e.concentration, shards=e.shards, writer=data.writer,
     )
-    problem = model(
-        e.model, tuple(data.x.shape[1:]), data.classes,
-        init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
-    )
-    algorithm = method(e)
-    cohort = Local(
-        algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
-        loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
-    )
-    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
-    return Built(data, shares, problem, algorithm, cohort, state)
+    return data, shares
 
 
 def method(e: Experiment) -> Algorithm:

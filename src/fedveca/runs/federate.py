@@ -17,6 +17,8 @@ class Cohort(Protocol):
     """The clients, wherever they are."""
 
     sizes: Tensor  # [N] D_i
+    width: int  # bytes of one number of a vector on its way
+    faults: list[dict[str, Any]]  # of the last round: {"client": i, "what": why it was left out}
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Asks clients `ids` for tau local steps from the order; says who answered, and what."""
@@ -63,7 +65,7 @@ def federate(
             least = min(F, least)
             after = after if accepted else after._replace(w=state.w)
             trace |= {"accepted": torch.tensor(accepted), "least": torch.tensor(least, dtype=torch.float64)}
-        trace |= _traffic(order, report, len(ids), len(who))
+        trace |= _traffic(order, report, len(ids), len(who), cohort.width)
         state = after
         yield state, trace
 
@@ -83,9 +85,9 @@ def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
     return sample(seed, k, clients, per_round(clients, participation))
 
 
-def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:
-    """What crosses a network, in bytes: float32 vectors and 8-byte numbers."""
-    vector = 4 * order.w.numel()
+def _traffic(order: Order, report: Report, asked: int, answered: int, width: int) -> Named:
+    """What crosses a network, in bytes: vectors of `width` bytes a number, and 8-byte numbers."""
+    vector = width * order.w.numel()
     down = asked * (vector * (1 + len(order.aux)) + 8)
     up = answered * (vector * len(report.mean) + 8 * len(report.each))
     return {"bytes_down": torch.tensor(down), "bytes_up": torch.tensor(up)}

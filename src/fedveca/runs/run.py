@@ -32,12 +32,16 @@ def run(
     watch: Watch | None = None,
     data: Dataset | None = None,
     say: Callable[[str], None] | None = None,
+    cohort: Any = None,
 ) -> Run:
-    """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory)."""
+    """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
+
+    `cohort` is the clients, where they are not in this process.
+    """
     device = resolve(device)
     if out is not None:
         refuse(Path(out))
-    built = build(experiment, device, data, say)
+    built = build(experiment, device, data, say, cohort)
     course = Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
@@ -52,11 +56,13 @@ def resume(
     device: str = "auto",
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
+    data: Dataset | None = None,
+    cohort: Any = None,
 ) -> Run:
     """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted."""
     former, device = Run.open(out), resolve(device)
     e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
-    built = build(e, device)
+    built = build(e, device, data, cohort=cohort)
     course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
@@ -92,6 +98,8 @@ def _go(
         line = {name: plain(value) for name, value in trace.items() if name != "least"}
         course = judged(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
         line["seconds"] = round(time.perf_counter() - start, 6)
+        if built.cohort.faults:
+            line["faults"] = built.cohort.faults
         if course.round % e.test_every == 0 or course.round == e.rounds:
             line |= test(state.w)
         lines.append(line)

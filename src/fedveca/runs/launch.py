@@ -1,0 +1,232 @@
+"""A whole Flower federation on this machine: SuperLink, SuperNodes, TLS and keys, brought up and taken down."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedveca.runs.build import build
+from fedveca.runs.deploy import STATE, deployable
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.provision import write_app, write_certificates, write_key
+from fedveca.runs.record import Run, refuse
+
+HOST = "127.0.0.1"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+}
+Watch = Callable[[dict[str, Any]], None]
+
+
+class Failed(RuntimeError):
+    """A federation that could not come up, or whose server ended early."""
+
+
+def local(
+    e: Experiment, out: Path, *, watch: Watch | None = None, say: Callable[[str], None] = print, again: bool = False
+) -> Run:
+    """Runs the experiment over real nodes on loopback; `again` goes on with the run in `out`."""
+    needs_flower()
+    deployable(e)
+    if not again:
+        refuse(out)
+    build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
+    state = out / "deployment" / "server.json"
+    state.unlink(missing_ok=True)
+    write_app(out / "deployment" / "app", e)
+    with Federation(out / "deployment", e.clients, {STATE: str(state.absolute())}) as federation:
+        say(f"SuperLink on {HOST}:{federation.port}, {e.clients} SuperNodes, TLS and node keys; logs in {federation.folder}")
+        where = json.dumps(str(out.absolute()))
+        federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])
+        _follow(federation, out, state, watch)
+    return Run.open(out)
+
+
+def needs_flower() -> None:
+    if find_spec("flwr") is None:
+        raise ValueError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
+
+
+def _follow(federation: Federation, out: Path, state: Path, watch: Watch | None) -> None:
+    """Shows each round as its line appears, until the server has ended."""
+    told = len(Run.open(out).rounds) if (out / "rounds.jsonl").exists() else 0
+    while True:
+        now = json.loads(state.read_text()) if state.exists() else {}
+        if (out / "rounds.jsonl").exists() and (out / "experiment.toml").exists():
+            lines = Run.open(out).rounds
+            told = min(told, len(lines))
+            for line in lines[told:]:
+                if watch:
+                    watch(line)
+            told = len(lines)
+        if now.get("wrong"):
+            raise ValueError(now["error"])
+        if now.get("error"):
+            raise Failed(now["error"])
+        if now.get("ended"):
+            return
+        if now and not _alive(now["pid"]):
+            raise Failed(f"the server app was killed; go on with --resume {out}")
+        federation.check()
+        time.sleep(0.2)
+
+
+class Federation:
+    """One SuperLink and its SuperNodes below one folder; everything it started ends with it."""
+
+    def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None) -> None:
+        self.folder, self.count, self.environment = folder.absolute(), nodes, environment or {}
+        self.port = free_port()
+        self.link: subprocess.Popen[bytes] | None = None
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Federation:
+        try:
+            write_certificates(self.folder / "tls", [HOST, "localhost"])
+            for i in range(self.count):
+                write_key(self.folder / f"node-{i}" / "key", self.folder / "keys" / f"node-{i}.pub")
+            self.start_link()
+            self.register([self.folder / "keys" / f"node-{i}.pub" for i in range(self.count)])
+            for i in range(self.count):
+                self.start_node(i)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start_link(self) -> None:
+        tls, home = self.folder / "tls", self.folder / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{HOST}:{self.port}"\n'
+            f"root-certificates = {json.dumps(str(tls / 'ca.pem'))}\n"
+        )
+        self.link = self._start("superlink", [
+            "flower-superlink", "--host", HOST, "--port", str(self.port), "--ssl-ca-certfile", str(tls / "ca.pem"),
+            "--ssl-certfile", str(tls / "server.pem"), "--ssl-keyfile", str(tls / "server.key"),
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        ], {"FLWR_HOME": str(home)})
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            self.check()
+            with socket.socket() as probe:
+                if probe.connect_ex((HOST, self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise Failed(f"the SuperLink did not start; see {self.folder / 'superlink.log'}")
+
+    def start_node(self, i: int, flags: list[str] | None = None) -> subprocess.Popen[bytes]:
+        home = self.folder / f"node-{i}"
+        flags = flags or [
+            "--root-certificates", str(self.folder / "tls" / "ca.pem"), "--auth-supernode-private-key", str(home / "key"),
+        ]
+        self.nodes[i] = self._start(f"node-{i}", [
+            "flower-supernode", *flags, "--superlink", f"{HOST}:{self.port}", "--port", str(free_port()),
+            "--node-config", f"partition-id={i} num-partitions={self.count}",
+        ], {"FLWR_HOME": str(home / "flower"), "FEDVECA_NODE_DIR": str(home)})
+        return self.nodes[i]
+
+    def register(self, keys: list[Path]) -> None:
+        """Tells the SuperLink whose keys to trust."""
+        for done in [self._flwr(["supernode", "register", str(key), "here"]) for key in keys]:
+            self._finish(done)
+
+    def submit(self, settings: list[str], app: Path | None = None) -> str:
+        """Starts the app's run; gives its id."""
+        words = [word for setting in settings for word in ("--run-config", setting)]
+        said = self._finish(self._flwr(["run", str(app or self.folder / "app"), "here", "--format", "json", *words]))
+        told = json.loads(said[said.index("{") :])
+        if not told.get("success"):
+            raise Failed(f"flwr run failed: {' '.join(str(told.get('error-message')).split())}")
+        return str(told["run-id"])
+
+    def check(self) -> None:
+        if self.link and self.link.poll() is not None:
+            raise Failed(f"the SuperLink has ended; see {self.folder / 'superlink.log'}")
+
+    def close(self) -> None:
+        """Nodes first; what does not end in time is killed. A second Ctrl-C does not stop it."""
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN) if _main_thread() else None
+        mine = [*self.nodes.values(), *([self.link] if self.link else [])]
+        for process in mine:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        until = time.monotonic() + 10
+        for process in mine:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if former is not None:
+            signal.signal(signal.SIGINT, former)
+
+    def _start(self, name: str, command: list[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                [_program(command[0]), *command[1:]], env=self._environment(more), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def _flwr(self, words: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [_program("flwr"), *words], env=self._environment({"FLWR_HOME": str(self.folder / "flower")}),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+
+    def _finish(self, process: subprocess.Popen[str]) -> str:
+        said, _ = process.communicate(timeout=120)
+        if process.returncode:
+            words = [word for word in process.args if isinstance(word, str)] if isinstance(process.args, list) else []
+            raise Failed(f"flwr {' '.join(words[1:3])} failed: {' '.join(said.split())[-500:]}")
+        return said
+
+    def _environment(self, more: dict[str, str]) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return os.environ | {"PATH": path} | QUIET | self.environment | more
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _program(name: str) -> str:
+    """Flower's programs lie beside Python."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()
+
+
+def _end_with_parent() -> None:
+    """Linux ends the program when who started it is gone, even by kill -9."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
