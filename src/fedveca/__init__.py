@@ -14,12 +14,12 @@ from fedveca.version import __version__
 if TYPE_CHECKING:
     from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
     from fedveca.cohorts.local import Local
+    from fedveca.deploy.node import answer
+    from fedveca.deploy.serve import serve
     from fedveca.runs.build import build
     from fedveca.runs.compare import compare
-    from fedveca.runs.deploy import serve
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.federate import federate
-    from fedveca.runs.node import answer
     from fedveca.runs.record import Run
     from fedveca.runs.run import resume, run
 
@@ -27,7 +27,7 @@ _HOMES = {
     "FedAvg": "algorithms", "FedNova": "algorithms", "FedProx": "algorithms", "FedVeca": "algorithms",
     "Scaffold": "algorithms", "Local": "cohorts.local", "compare": "runs.compare", "Experiment": "runs.experiment",
     "build": "runs.build", "federate": "runs.federate", "Run": "runs.record", "resume": "runs.run",
-    "run": "runs.run", "answer": "runs.node", "serve": "runs.deploy",
+    "run": "runs.run", "answer": "deploy.node", "serve": "deploy.serve",
 }
 __all__ = [
     "Experiment", "FedAvg", "FedNova", "FedProx", "FedVeca", "Local", "Run", "Scaffold", "__version__", "answer",

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from fedveca.commands import experiments, inspect
+from fedveca.commands import deploy, experiments, inspect
 from fedveca.version import __version__
 
 
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for family in (experiments, inspect):
+    for family in (experiments, inspect, deploy):
         family.add(command)
     return parser
 

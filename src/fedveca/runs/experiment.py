@@ -59,7 +59,7 @@ class Experiment:
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     engine: str = option("local", "where the clients run", of=("local",))
-    round_timeout: float = option(300.0, "Flower: seconds to wait for a round's answers", low=0, high=86400, open_ends=True)
+    round_timeout: float = option(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
     min_clients: int = option(1, "Flower: a round with fewer answers is void and repeated", low=1)
     wire: str = option("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")

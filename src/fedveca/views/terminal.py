@@ -49,6 +49,11 @@ class Screen:
             self._still()
             self.out.print(text, markup=False)
 
+    def note(self, text: str) -> None:
+        """Beside the progress, not among the results."""
+        if not self.quiet:
+            self.progress.print(text, style="dim", markup=False, soft_wrap=True)
+
     def warn(self, text: str) -> None:
         """Said even when quiet."""
         self.progress.print(text, style="yellow", markup=False, soft_wrap=True)
@@ -61,8 +66,12 @@ class Screen:
 
         def watch(line: dict[str, Any]) -> None:
             k = line["round"] + 1
-            if line["left_out"]:
-                who = ", ".join(map(str, line["left_out"]))
+            told = [fault["client"] for fault in line.get("faults", [])]
+            for fault in line.get("faults", []):
+                said = f"{name}: round {k}: client {fault['client']} {fault['what']}"
+                self.progress.print(said, style="yellow", markup=False, soft_wrap=True)
+            if wild := [i for i in line["left_out"] if i not in told]:
+                who = ", ".join(map(str, wild))
                 self.progress.print(f"{name}: round {k}: left out, not finite: client {who}", style="yellow")
             if self.quiet:
                 return

@@ -17,8 +17,8 @@ Vectors = dict[str, NDArray[Any]]
 def order_of(message: Message) -> tuple[dict[str, Any], Vectors]:
     """What the server asks: its settings, and the vectors as they travelled."""
     content = message.content
-    vectors = {name: array.numpy() for name, array in content["vectors"].items()} if "vectors" in content else {}
-    return dict(content["order"]), vectors
+    sent: dict[str, Any] = dict(content["vectors"]) if "vectors" in content else {}
+    return dict(content["order"]), {name: array.numpy() for name, array in sent.items()}
 
 
 def reply(message: Message, settings: Mapping[str, Any], numbers: Mapping[str, float], vectors: Vectors) -> Message:
@@ -54,14 +54,14 @@ class Refused(ValueError):
     """An answer that does not count, and why."""
 
 
-def answer_of(message: Message) -> tuple[dict[str, Any], dict[str, Any], dict[str, Array]]:
+def answer_of(message: Message) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Settings, numbers and vectors of an answer, none of them trusted yet."""
     if message.has_error():
         raise Refused(_why(message))
     try:
         content = message.content
-        vectors = dict(content["vectors"]) if "vectors" in content else {}
-        numbers = dict(content["numbers"]) if "numbers" in content else {}
+        vectors: dict[str, Any] = dict(content["vectors"]) if "vectors" in content else {}
+        numbers: dict[str, Any] = dict(content["numbers"]) if "numbers" in content else {}
         return dict(content["answer"]), numbers, vectors
     except Exception as error:
         raise Refused("sent garbage: no answer in its reply") from error

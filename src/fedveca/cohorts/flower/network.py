@@ -128,8 +128,8 @@ class Network:
         messages = []
         for i in here:
             known = self.memory.get(i)
-            words = {"round": k, "tau": tau[i], "known": int(known["round"]) if known else -1, "client": i}
-            words |= {"token": self.token, "wire": self.wire} | self.note
+            words: dict[str, Any] = {"round": k, "tau": tau[i], "token": self.token, "wire": self.wire} | self.note
+            words["known"] = int(known["round"]) if known else -1  # whose memory counts
             messages.append(order(self._node[i], words, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
         sent = {i: Sent(str(m), k, drop) for i, m in zip(here, self.grid.push_messages(messages), strict=True) if m}

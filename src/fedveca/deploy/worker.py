@@ -114,8 +114,9 @@ def _local(e: Experiment, client: int, classes: int, pixels: str) -> Local:
     x, y = rows(e, client)
     if len(x) == 0:
         raise ValueError(f"client {client} has no rows")
-    if int(y.max()) >= classes or int(y.min()) < 0:
-        raise ValueError(f"client {client} has labels from {int(y.min())} to {int(y.max())}; there are {classes} classes")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"client {client} has labels from {low} to {high}; there are {classes} classes")
     problem = model(
         e.model, tuple(x.shape[1:]), classes, init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed
     )
@@ -167,7 +168,7 @@ def main() -> None:
     listener = Listener(("127.0.0.1", 0), authkey=key)
 
     def leave() -> None:
-        while _alive(parent) and time.monotonic() - used[0] < IDLE_SECONDS:
+        while alive(parent) and time.monotonic() - used[0] < IDLE_SECONDS:
             time.sleep(0.5)
         os._exit(0)
 
@@ -185,14 +186,16 @@ def main() -> None:
         used[0] = time.monotonic()
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not yet buried does not."""
     try:
         os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except OSError:
         return True
-    return True
 
 
 if __name__ == "__main__":

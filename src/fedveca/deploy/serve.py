@@ -35,7 +35,8 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
         cohort = network(grid, e, test)
         watch = _line(e)
         if former:
-            return resume(former, rounds=max(settings.get("rounds", 0), e.rounds), watch=watch, data=test, cohort=cohort)
+            rounds = max(settings.get("rounds", 0), e.rounds)
+            return resume(former, rounds=rounds, watch=watch, data=test, cohort=cohort)
         out = Path(str(words.get("out", "")) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower")
         return run(e, out, watch=watch, data=test, cohort=cohort)
 
@@ -61,7 +62,7 @@ def deployable(e: Experiment) -> None:
 def tests(e: Experiment) -> Dataset:
     """What the server evaluates on."""
     if own := os.environ.get("FEDVECA_TEST_DATA", ""):
-        from fedveca.runs.worker import own_rows
+        from fedveca.deploy.worker import own_rows
 
         x, y = own_rows(own, "FEDVECA_TEST_DATA")
         pixels = e.pixels if e.pixels != "auto" else "unit" if x.dim() == 4 and not x.is_floating_point() else "as-is"

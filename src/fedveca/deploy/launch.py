@@ -9,22 +9,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedveca.deploy.provision import write_app, write_certificates, write_key
+from fedveca.deploy.serve import STATE, deployable
+from fedveca.deploy.worker import alive
 from fedveca.runs.build import build
-from fedveca.runs.deploy import STATE, deployable
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.provision import write_app, write_certificates, write_key
 from fedveca.runs.record import Run, refuse
 
 HOST = "127.0.0.1"
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 Watch = Callable[[dict[str, Any]], None]
 
@@ -43,13 +45,14 @@ def local(
         refuse(out)
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
     state = out / "deployment" / "server.json"
-    state.unlink(missing_ok=True)
+    _wait_for_former(state)
     write_app(out / "deployment" / "app", e)
     with Federation(out / "deployment", e.clients, {STATE: str(state.absolute())}) as federation:
-        say(f"SuperLink on {HOST}:{federation.port}, {e.clients} SuperNodes, TLS and node keys; logs in {federation.folder}")
+        say(f"SuperLink on {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
+        say(f"their logs: {federation.folder}")
         where = json.dumps(str(out.absolute()))
         federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])
-        _follow(federation, out, state, watch)
+        follow(federation, out, state, watch)
     return Run.open(out)
 
 
@@ -58,9 +61,21 @@ def needs_flower() -> None:
         raise ValueError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
 
 
-def _follow(federation: Federation, out: Path, state: Path, watch: Watch | None) -> None:
+def _wait_for_former(state: Path) -> None:
+    """A server that was left alone when its SuperLink ended takes a moment to notice."""
+    if not state.exists():
+        return
+    pid, until = json.loads(state.read_text())["pid"], time.monotonic() + 60
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.5)
+    if alive(pid):
+        raise ValueError(f"the run's former server still runs as process {pid}; end it first")
+    state.unlink()
+
+
+def follow(federation: Federation, out: Path, state: Path, watch: Watch | None) -> None:
     """Shows each round as its line appears, until the server has ended."""
-    told = len(Run.open(out).rounds) if (out / "rounds.jsonl").exists() else 0
+    told, until = len(Run.open(out).rounds) if (out / "rounds.jsonl").exists() else 0, time.monotonic() + 300
     while True:
         now = json.loads(state.read_text()) if state.exists() else {}
         if (out / "rounds.jsonl").exists() and (out / "experiment.toml").exists():
@@ -76,10 +91,12 @@ def _follow(federation: Federation, out: Path, state: Path, watch: Watch | None)
             raise Failed(now["error"])
         if now.get("ended"):
             return
-        if now and not _alive(now["pid"]):
+        if now and not alive(now["pid"]):
             raise Failed(f"the server app was killed; go on with --resume {out}")
+        if not now and time.monotonic() > until:
+            raise Failed(f"the server app did not start; see {federation.folder / 'superlink.log'}")
         federation.check()
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 class Federation:
@@ -131,9 +148,8 @@ class Federation:
 
     def start_node(self, i: int, flags: list[str] | None = None) -> subprocess.Popen[bytes]:
         home = self.folder / f"node-{i}"
-        flags = flags or [
-            "--root-certificates", str(self.folder / "tls" / "ca.pem"), "--auth-supernode-private-key", str(home / "key"),
-        ]
+        tls = ["--root-certificates", str(self.folder / "tls" / "ca.pem")]
+        flags = flags or [*tls, "--auth-supernode-private-key", str(home / "key")]
         self.nodes[i] = self._start(f"node-{i}", [
             "flower-supernode", *flags, "--superlink", f"{HOST}:{self.port}", "--port", str(free_port()),
             "--node-config", f"partition-id={i} num-partitions={self.count}",
@@ -160,7 +176,8 @@ class Federation:
 
     def close(self) -> None:
         """Nodes first; what does not end in time is killed. A second Ctrl-C does not stop it."""
-        former = signal.signal(signal.SIGINT, signal.SIG_IGN) if _main_thread() else None
+        alone = threading.current_thread() is threading.main_thread()  # only it may say what Ctrl-C does
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN) if alone else None
         mine = [*self.nodes.values(), *([self.link] if self.link else [])]
         for process in mine:
             if process.poll() is None:
@@ -186,7 +203,8 @@ class Federation:
     def _flwr(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [_program("flwr"), *words], env=self._environment({"FLWR_HOME": str(self.folder / "flower")}),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )
 
     def _finish(self, process: subprocess.Popen[str]) -> str:
@@ -211,20 +229,6 @@ def _program(name: str) -> str:
     """Flower's programs lie beside Python."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
 
 
 def _end_with_parent() -> None:

@@ -1,7 +1,7 @@
 """A Flower node's answer to a message.
 
 Flower starts a process for every message. Here it stays small: the work is done by a worker of the node's own
-(runs/worker.py) that is started once, with PyTorch and the data loaded, and ends with the SuperNode. In Flower's
+(deploy/worker.py) that is started once, with PyTorch and the data loaded, and ends with the SuperNode. In Flower's
 simulation the process stays, so the work is done in it.
 """
 
@@ -36,7 +36,7 @@ def _work(request: dict[str, Any], vectors: dict[str, Any]) -> tuple[dict[str, A
 
     content = save(vectors, {"request": json.dumps(request)})
     if "ray" in sys.modules:
-        from fedveca.runs.worker import work
+        from fedveca.deploy.worker import work
 
         content = work(content, home())
     else:
@@ -66,7 +66,7 @@ def _worker(folder: Path) -> Connection:
         pass
     with open(folder / "worker.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedveca.runs.worker", str(folder), str(os.getppid())],
+            [sys.executable, "-m", "fedveca.deploy.worker", str(folder), str(os.getppid())],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )
     until = time.monotonic() + START_SECONDS
