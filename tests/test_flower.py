@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,8 +69,8 @@ class Bench:
         app, out = self.folder / f"app-{name}", self.folder / name
         write_app(app, e)
         if more:  # replaces how a node answers
-            text = (app / "app.py").read_text()
-            (app / "app.py").write_text(text[: text.index("@client.train")] + text[text.index("@client.query") :] + more)
+            before, _, after = (app / "app.py").read_text().partition("@client.train")
+            (app / "app.py").write_text(before + after[after.index("@client.query") :] + more)
         self.state.unlink(missing_ok=True)
         self.federation.submit([f'out="{out}"'], app)
         return out
@@ -115,7 +116,7 @@ def lines(out: Path) -> int:
 
 
 def test_intruders_are_refused_and_training_equals_the_simulator(bench: Bench) -> None:
-    """Beside the three nodes one comes with a key that nobody registered, one without TLS."""
+    """Beside the three nodes come one with a key that nobody registered, one without TLS and one without a key."""
     tls = str(bench.federation.folder / "tls" / "ca.pem")
     write_key(bench.folder / "stolen", bench.folder / "stolen.pub")
     key = ["--root-certificates", tls, "--auth-supernode-private-key", str(bench.folder / "stolen")]
@@ -142,7 +143,13 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
     same(scaffold.folder, expected.model, 1e-6)
 
 
-def test_half_the_bytes(bench: Bench) -> None:
+def test_half_the_bytes_and_a_second_node_of_the_same_name(bench: Bench) -> None:
+    """A node with a good key claims to be client 1, which another is."""
+    twin = bench.federation.folder / "node-6" / "key"
+    write_key(twin, bench.folder / "twin.pub")
+    bench.federation.register([bench.folder / "twin.pub"])
+    bench.federation.start_node(6, client=1)
+    until(lambda: "SuperNode ID" in (bench.federation.folder / "node-6.log").read_text())
     done = bench.run(replace(E, rounds=2, wire="bfloat16", keep="last"), "bfloat16")
     expected = run(replace(E, rounds=2, keep="last"), device="cpu")
     up, full = done.rounds[0]["bytes_up"], expected.rounds[0]["bytes_up"]
@@ -150,6 +157,11 @@ def test_half_the_bytes(bench: Bench) -> None:
     same(done.folder, expected.model, 0.02)
     with pytest.raises(AssertionError):
         same(done.folder, expected.model, 1e-6)  # it is bfloat16 indeed
+    assert [line["ids"] for line in done.rounds] == [[0, 1, 2]] * 2
+    said = [fault for line in done.rounds for fault in line.get("faults", [])]
+    assert [fault["client"] for fault in said] == [1]
+    assert "which another node is" in said[0]["what"]
+    bench.federation.nodes.pop(6).terminate()
 
 
 def test_malformed_answers_are_left_out_and_named(bench: Bench) -> None:
@@ -196,7 +208,8 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     """`deploy local` from the command line: Ctrl-C after round 1, kill -9 of everything in round 3, then to the end."""
     out, e = tmp_path / "out", scaffold.experiment
     command = [sys.executable, "-m", "fedveca.cli", "deploy", "local"]
-    words = [f"{key}={getattr(e, key)}" for key in ("method", "rounds", "keep", "model", "batch", "lr", "round_timeout")]
+    keys = ("method", "data", "partition", "rounds", "keep", "model", "batch", "lr", "round_timeout")
+    words = [f"{key}={getattr(e, key)}" for key in keys]
     first = subprocess.Popen([*command, *words, "--nodes", "3", "--out", str(out)], stderr=subprocess.PIPE, text=True)
     until(lambda: lines(out) >= 1 or first.poll() is not None)
     first.send_signal(signal.SIGINT)
@@ -208,7 +221,7 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     again = subprocess.Popen([*command, "--resume", str(out), "--quiet"])
     until(lambda: lines(out) >= 2 or again.poll() is not None)
     time.sleep(1)
-    server = int(__import__("json").loads((out / "deployment" / "server.json").read_text())["pid"])
+    server = json.loads((out / "deployment" / "server.json").read_text())["pid"]
     os.kill(server, signal.SIGKILL)
     os.kill(again.pid, signal.SIGKILL)
     again.wait(10)

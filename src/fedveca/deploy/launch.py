@@ -146,13 +146,14 @@ class Federation:
             time.sleep(0.1)
         raise Failed(f"the SuperLink did not start; see {self.folder / 'superlink.log'}")
 
-    def start_node(self, i: int, flags: list[str] | None = None) -> subprocess.Popen[bytes]:
+    def start_node(self, i: int, flags: list[str] | None = None, client: int = -1) -> subprocess.Popen[bytes]:
+        """Node i, which is client i unless told otherwise."""
         home = self.folder / f"node-{i}"
         tls = ["--root-certificates", str(self.folder / "tls" / "ca.pem")]
         flags = flags or [*tls, "--auth-supernode-private-key", str(home / "key")]
         self.nodes[i] = self._start(f"node-{i}", [
             "flower-supernode", *flags, "--superlink", f"{HOST}:{self.port}", "--port", str(free_port()),
-            "--node-config", f"partition-id={i} num-partitions={self.count}",
+            "--node-config", f"partition-id={i if client < 0 else client} num-partitions={self.count}",
         ], {"FLWR_HOME": str(home / "flower"), "FEDVECA_NODE_DIR": str(home)})
         return self.nodes[i]
 

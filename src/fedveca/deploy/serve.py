@@ -1,4 +1,7 @@
-"""The server's half of a deployment: an experiment's rounds over the nodes of a Flower federation."""
+"""The server's half of a deployment: an experiment's rounds over the nodes of a Flower federation.
+
+PyTorch is loaded when it is needed: a Flower app imports both halves, on the nodes too, for every message.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedveca.runs.build import deal, method
-from fedveca.runs.experiment import FIELDS, Experiment
-from fedveca.runs.record import Run, whole
-from fedveca.runs.run import resume, run
-from fedveca.tasks.data import Dataset
+if TYPE_CHECKING:
+    from fedveca.runs.experiment import Experiment
+    from fedveca.runs.record import Run
+    from fedveca.tasks.data import Dataset
 
 STATE = "FEDVECA_SERVER_STATE"  # a file that says which process serves, and why it ended
 
@@ -27,6 +29,10 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
     to go on with. The test rows are those of `data`, of FEDVECA_TEST_DATA or of the experiment's data set.
     """
     with _told():
+        from fedveca.runs.experiment import FIELDS, Experiment
+        from fedveca.runs.record import Run
+        from fedveca.runs.run import resume, run
+
         words = dict(context.run_config)
         settings = {key: value for key, value in words.items() if key in FIELDS}
         former = str(words.get("resume", ""))
@@ -44,6 +50,7 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
 def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
     """The federation's clients as a cohort; returns when all are there."""
     from fedveca.cohorts.flower.network import Network
+    from fedveca.runs.build import method
 
     deployable(e)
     return Network(
@@ -61,6 +68,9 @@ def deployable(e: Experiment) -> None:
 
 def tests(e: Experiment) -> Dataset:
     """What the server evaluates on."""
+    from fedveca.runs.build import deal
+    from fedveca.tasks.data import Dataset
+
     if own := os.environ.get("FEDVECA_TEST_DATA", ""):
         from fedveca.deploy.worker import own_rows
 
@@ -91,11 +101,18 @@ def _told() -> Iterator[None]:
         yield
         return
     state = {"pid": os.getpid(), "ended": False, "error": "", "wrong": False}
-    whole(Path(path), json.dumps(state).encode())
+    _put(Path(path), state)
     try:
         yield
     except BaseException as error:
         state |= {"error": str(error) or repr(error), "wrong": isinstance(error, ValueError)}
         raise
     finally:
-        whole(Path(path), json.dumps(state | {"ended": True}).encode())
+        _put(Path(path), state | {"ended": True})
+
+
+def _put(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(state))
+    os.replace(draft, path)

@@ -61,10 +61,11 @@ class Network:
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
         self.sizes = self._gather(clients)  # [N] D_i
+        self._early = self.faults  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered in time and in order, and what; a round of fewer than `least` is void and asked again."""
-        self.faults = []
+        self.faults, self._early = self._early, []
         for attempt in range(1, REPEATS + 1):
             self._welcome()
             who, report = self._round(k, order, ids.tolist(), dict(zip(ids.tolist(), tau.tolist(), strict=True)))
@@ -200,6 +201,7 @@ class Network:
         if message.has_error():
             self._seen.discard(node)  # asked again: it may have been given what it missed
         try:
+            i: Any = -1
             said, _, _ = answer_of(message)
             i, rows = said.get("client"), said.get("rows")
             if not isinstance(i, int) or not 0 <= i < clients:
@@ -211,7 +213,8 @@ class Network:
             if self._node.get(i) in set(self.grid.get_node_ids()):
                 raise Refused(f"says it is client {i}, which another node is")
         except Refused as error:
-            self.say(f"node {node} {error}; it is not asked")
+            self.say(f"node {node} {error}")
+            self._fault(i if isinstance(i, int) else -1, f"node {node} {error}; it is not asked")
             return
         self._node[i] = node
 
