@@ -91,8 +91,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def scaffold(bench: Bench) -> Run:
-    """An uninterrupted deployment."""
-    return bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold")
+    """An uninterrupted deployment, while a node with a good key claims to be client 1, which another is."""
+    write_key(bench.federation.folder / "node-6" / "key", bench.folder / "twin.pub")
+    bench.federation.register([bench.folder / "twin.pub"])
+    bench.federation.start_node(6, client=1)
+    until(lambda: "SuperNode ID" in (bench.federation.folder / "node-6.log").read_text())
+    done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold")
+    bench.federation.nodes.pop(6).terminate()
+    return done
 
 
 def same(a: Path | None, model: dict[str, torch.Tensor], within: float) -> None:
@@ -141,27 +147,19 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
     expected = run(scaffold.experiment, device="cpu")
     assert [line["tau"] for line in scaffold.rounds] == [line["tau"] for line in expected.rounds]
     same(scaffold.folder, expected.model, 1e-6)
+    (fault,) = [fault for line in scaffold.rounds for fault in line.get("faults", [])]
+    assert fault["client"] == 1
+    assert "says it is client 1, which another node is" in fault["what"]
 
 
-def test_half_the_bytes_and_a_second_node_of_the_same_name(bench: Bench) -> None:
-    """A node with a good key claims to be client 1, which another is."""
-    twin = bench.federation.folder / "node-6" / "key"
-    write_key(twin, bench.folder / "twin.pub")
-    bench.federation.register([bench.folder / "twin.pub"])
-    bench.federation.start_node(6, client=1)
-    until(lambda: "SuperNode ID" in (bench.federation.folder / "node-6.log").read_text())
+def test_half_the_bytes(bench: Bench) -> None:
     done = bench.run(replace(E, rounds=2, wire="bfloat16", keep="last"), "bfloat16")
     expected = run(replace(E, rounds=2, keep="last"), device="cpu")
     up, full = done.rounds[0]["bytes_up"], expected.rounds[0]["bytes_up"]
     assert full / 2 < up < 0.6 * full
-    same(done.folder, expected.model, 0.02)
+    same(done.folder, expected.model, 1e-3)
     with pytest.raises(AssertionError):
         same(done.folder, expected.model, 1e-6)  # it is bfloat16 indeed
-    assert [line["ids"] for line in done.rounds] == [[0, 1, 2]] * 2
-    said = [fault for line in done.rounds for fault in line.get("faults", [])]
-    assert [fault["client"] for fault in said] == [1]
-    assert "which another node is" in said[0]["what"]
-    bench.federation.nodes.pop(6).terminate()
 
 
 def test_malformed_answers_are_left_out_and_named(bench: Bench) -> None:
@@ -180,28 +178,38 @@ def test_malformed_answers_are_left_out_and_named(bench: Bench) -> None:
 
 
 def test_killed_and_stopped_nodes_are_named_and_come_back(bench: Bench) -> None:
-    """In round 2 node 1 dies by kill -9 and node 2 hangs past the timeout; both are back at the end, memory and all."""
+    """Node 1 dies by kill -9 in round 2, which goes on without it; in round 3 node 2 hangs past the timeout besides, so
+    that round is void. Both come back and it is repeated, to the simulator's end with the same clients."""
     nodes, logs = bench.federation.nodes, bench.federation.folder
-    slow = "\nimport time\n\n\n@client.train()\ndef train(message, context):\n    time.sleep(3)\n"
+    slow = "\nimport time\n\n\n@client.train()\ndef train(message, context):\n    time.sleep(2)\n"
     slow += "    return answer(message, context)\n"
-    seen = {i: (logs / f"node-{i}.log").read_text().count("Receiving: train") for i in (1, 2)}
-    out = bench.start(replace(E, method="scaffold", rounds=9, round_timeout=40.0, keep="last"), "killed", slow)
-    for i, end in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
-        until(lambda i=i: (logs / f"node-{i}.log").read_text().count("Receiving: train") >= seen[i] + 2)
-        os.kill(nodes[i].pid, end)
-    assert lines(out) == 1
+    orders = {i: (logs / f"node-{i}.log").read_text().count("Receiving: train") for i in range(NODES)}
+
+    def asked(i: int) -> int:
+        return (logs / f"node-{i}.log").read_text().count("Receiving: train") - orders[i]
+
+    e = replace(E, method="scaffold", rounds=6, round_timeout=30.0, min_clients=2, keep="last")
+    out = bench.start(e, "killed", slow)
+    until(lambda: asked(1) == 2)
+    os.kill(nodes[1].pid, signal.SIGKILL)
     nodes[1].wait(30)
-    until(lambda: lines(out) >= 2)
+    until(lambda: asked(2) == 3)
+    os.kill(nodes[2].pid, signal.SIGSTOP)
+    until(lambda: asked(0) == 4)
+    assert lines(out) == 2  # round 3 was asked again
     os.kill(nodes[2].pid, signal.SIGCONT)
     bench.federation.start_node(1)
     follow(bench.federation, out, bench.state, None)
     rounds = Run.open(out).rounds
-    assert [line["ids"] for line in rounds[:2]] == [[0, 1, 2], [0]]
-    what = {fault["client"]: fault["what"] for fault in rounds[1]["faults"]}
-    assert "timed out" in what[2]
-    assert "timed out" in what[1] or "not connected" in what[1] or "failed" in what[1]
+    assert [line["ids"] for line in rounds[:2]] == [[0, 1, 2], [0, 2]]
+    (fault,) = rounds[1]["faults"]
+    assert fault["client"] == 1
+    assert "timed out after 30 s" in fault["what"] or "not connected" in fault["what"]
+    void = {fault["client"]: fault["what"] for fault in rounds[2]["faults"] if "void" in fault["what"]}
+    assert "timed out after 30 s (attempt 1, void)" in void[2]
+    assert 1 in void
     assert rounds[-1]["ids"] == [0, 1, 2]
-    assert "too late" in str([line.get("faults") for line in rounds[2:]])
+    assert "answered round 3 too late" in str([line.get("faults") for line in rounds[2:]])
 
 
 def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_path: Path) -> None:

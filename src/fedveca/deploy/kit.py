@@ -52,6 +52,7 @@ NODE = """#!/bin/sh
 # package.module:load), else its share of the data set {data}.
 cd "$(dirname "$0")" || exit 1
 export FLWR_HOME="$PWD/flower" FEDVECA_NODE_DIR="$PWD" FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+PATH="$(python3 -m fedveca.deploy.warm .):$PATH"
 {quiet}
 exec flower-supernode --superlink {host}:{port} --root-certificates ca.pem --auth-supernode-private-key key \\
   --node-config 'partition-id={i} num-partitions={clients}' "$@"

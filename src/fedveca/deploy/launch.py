@@ -16,9 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedveca.deploy import warm
+from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_app, write_certificates, write_key
 from fedveca.deploy.serve import STATE, deployable
-from fedveca.deploy.worker import alive
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import Run, refuse
@@ -151,10 +152,11 @@ class Federation:
         home = self.folder / f"node-{i}"
         tls = ["--root-certificates", str(self.folder / "tls" / "ca.pem")]
         flags = flags or [*tls, "--auth-supernode-private-key", str(home / "key")]
+        path = f"{warm.write(home)}{os.pathsep}{self._environment({})['PATH']}"
         self.nodes[i] = self._start(f"node-{i}", [
             "flower-supernode", *flags, "--superlink", f"{HOST}:{self.port}", "--port", str(free_port()),
             "--node-config", f"partition-id={i if client < 0 else client} num-partitions={self.count}",
-        ], {"FLWR_HOME": str(home / "flower"), "FEDVECA_NODE_DIR": str(home)})
+        ], {"FLWR_HOME": str(home / "flower"), "FEDVECA_NODE_DIR": str(home), "PATH": path})
         return self.nodes[i]
 
     def register(self, keys: list[Path]) -> None:

@@ -1,8 +1,8 @@
 """A Flower node's answer to a message.
 
-Flower starts a process for every message. Here it stays small: the work is done by a worker of the node's own
-(deploy/worker.py) that is started once, with PyTorch and the data loaded, and ends with the SuperNode. In Flower's
-simulation the process stays, so the work is done in it.
+Flower starts a process for every message (or deploy/warm.py forks it). Here it stays small: the work is done by a
+worker of the node's own (deploy/worker.py) that is started once, with PyTorch and the data loaded, and ends with the
+SuperNode. In Flower's simulation the process stays, so the work is done in it.
 """
 
 from __future__ import annotations
@@ -83,3 +83,15 @@ def _connect(folder: Path, pid: int = 0) -> Connection:
     if pid and where["pid"] != pid:
         raise ValueError("another worker's")
     return Client(("127.0.0.1", where["port"]), authkey=bytes.fromhex(where["key"]))
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not yet buried does not."""
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True

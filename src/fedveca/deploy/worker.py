@@ -26,6 +26,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named, Order
 from fedveca.cohorts.local import Local
 from fedveca.cohorts.wire import narrow, wide
+from fedveca.deploy.node import alive
 from fedveca.runs.build import deal, method
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.record import whole
@@ -142,7 +143,7 @@ def own_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
     """x [D, ...] and y [D] from an npz, a folder with x.npy and y.npy, or package.module:load."""
     try:
         if Path(name).is_dir():
-            x, y = (np.load(Path(name) / f"{part}.npy", mmap_mode="r") for part in ("x", "y"))
+            x, y = (np.load(Path(name) / f"{part}.npy", mmap_mode="c") for part in ("x", "y"))
         elif name.endswith(".npz"):
             with np.load(name) as file:
                 x, y = file["x"], file["y"]
@@ -184,18 +185,6 @@ def main() -> None:
         except (OSError, EOFError, AuthenticationError) as error:
             print(f"a message was lost: {error!r}", file=sys.stderr, flush=True)
         used[0] = time.monotonic()
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that is dead and not yet buried does not."""
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
 
 
 if __name__ == "__main__":
