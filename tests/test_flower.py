@@ -52,7 +52,8 @@ def train(message, context):
         vectors["G"] = Array(G[:-1])
     if wrong == "dtype":
         vectors["G"] = Array(G.astype(np.float64))
-    said |= {"tau": {"tau": 1}, "another": {"client": 0}, "stale": {"round": 0}}.get(wrong, {})
+    for name, value in {"tau": {"tau": 1}, "another": {"client": 0}, "stale": {"round": 0}}.get(wrong, {}).items():
+        said[name] = value
     if wrong == "garbage":
         reply.content = RecordDict({"noise": ConfigRecord({"bytes": b"garbage"})})
     return reply
@@ -97,7 +98,9 @@ def scaffold(bench: Bench) -> Run:
     bench.federation.start_node(6, client=1)
     until(lambda: "SuperNode ID" in (bench.federation.folder / "node-6.log").read_text())
     done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold")
-    bench.federation.nodes.pop(6).terminate()
+    twin = bench.federation.nodes.pop(6)
+    twin.terminate()
+    twin.wait(60)
     return done
 
 
