@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from fedveca.deploy.launch import Federation, follow
 from fedveca.deploy.provision import write_app, write_key
-from fedveca.deploy.serve import STATE
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import Run
 from fedveca.runs.run import run
@@ -63,8 +62,8 @@ def train(message, context):
 class Bench:
     """The shared federation, and runs over it."""
 
-    def __init__(self, federation: Federation, folder: Path, state: Path) -> None:
-        self.federation, self.folder, self.state = federation, folder, state
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self.federation, self.folder = federation, folder
 
     def start(self, e: Experiment, name: str, more: str = "") -> Path:
         app, out = self.folder / f"app-{name}", self.folder / name
@@ -72,22 +71,20 @@ class Bench:
         if more:  # replaces how a node answers
             before, _, after = (app / "app.py").read_text().partition("@client.train")
             (app / "app.py").write_text(before + after[after.index("@client.query") :] + more)
-        self.state.unlink(missing_ok=True)
         self.federation.submit([f'out="{out}"'], app)
         return out
 
     def run(self, e: Experiment, name: str, more: str = "") -> Run:
         out = self.start(e, name, more)
-        follow(self.federation, out, self.state, None)
+        follow(self.federation, out)
         return Run.open(out)
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("flower")
-    state = folder / "server.json"
-    with Federation(folder / "deployment", NODES, {STATE: str(state)}) as federation:
-        yield Bench(federation, folder, state)
+    with Federation(folder / "deployment", NODES) as federation:
+        yield Bench(federation, folder)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +199,7 @@ def test_killed_and_stopped_nodes_are_named_and_come_back(bench: Bench) -> None:
     assert lines(out) == 2  # round 3 was asked again
     os.kill(nodes[2].pid, signal.SIGCONT)
     bench.federation.start_node(1)
-    follow(bench.federation, out, bench.state, None)
+    follow(bench.federation, out)
     rounds = Run.open(out).rounds
     assert [line["ids"] for line in rounds[:2]] == [[0, 1, 2], [0, 2]]
     (fault,) = rounds[1]["faults"]
@@ -227,7 +224,7 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     _, said = first.communicate(timeout=60)
     assert first.returncode == 130, said
     assert said.rstrip().endswith("interrupted")
-    assert _left(out) == []
+    until(lambda: _left(out) == [], 10)
     assert lines(out) < 3
     again = subprocess.Popen([*command, "--resume", str(out), "--quiet"])
     until(lambda: lines(out) >= 2 or again.poll() is not None)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
+from safetensors.torch import load
 
+from fedveca.algorithms.contract import Order
 from fedveca.cli import main
 from fedveca.cohorts.wire import narrow, wide
-from fedveca.deploy.worker import Memory, own_rows
+from fedveca.deploy import worker
+from fedveca.deploy.worker import Memory, own_rows, work
+from fedveca.runs.build import build
+from fedveca.runs.experiment import Experiment
 
 
 def test_a_message_loads_no_pytorch() -> None:
@@ -94,3 +103,36 @@ def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
     assert said in error
     assert not (tmp_path / "out").exists()
+
+
+def asked(e: Experiment, client: int, folder: Path, **order: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A worker's answer to one request."""
+    w = np.zeros(64, np.float32)
+    words = {"settings": asdict(e), "client": client, "order": {"classes": 10, "pixels": "as-is", **order}}
+    reply = work(save({"w": w, "c": w + 0.01}, {"request": json.dumps(words)}), folder)
+    size = int.from_bytes(reply[:8], "little")
+    said: dict[str, Any] = json.loads(json.loads(reply[8 : 8 + size])["__metadata__"]["answer"])
+    return said, load(reply)
+
+
+def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from data of its own, and again from the memory that counts."""
+    e = Experiment(model="svm", method="scaffold", clients=3, batch=8)
+    parts = build(e)
+    order = Order(torch.zeros(64), {"c": torch.full((64,), 0.01)})
+    mine = parts.shares.rows[parts.shares.start[1] : parts.shares.start[2]]
+    np.savez(tmp_path / "own.npz", x=parts.data.x[mine].numpy(), y=parts.data.y[mine].numpy())
+    words = {"token": 5, "tau": 4, "wire": "float32"}
+    for own in ("", str(tmp_path / "own.npz")):
+        monkeypatch.setenv("FEDVECA_NODE_DATA", own)
+        worker._local.cache_clear()
+        said, _ = asked(e, 1, tmp_path)
+        assert said["said"] == {"client": 1, "rows": len(mine)}
+        parts.cohort.memory = {}
+        simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
+        for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
+            said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)
+            assert torch.allclose(vectors["G"], simulated[k].mean["G"], rtol=0, atol=1e-6)
+            assert said["numbers"]["loss"] == pytest.approx(float(simulated[k].each["loss"][0]), abs=1e-6)
+    said, _ = asked(e, 1, tmp_path, round=2, known=7, **words)
+    assert "lost what it remembered of round 8" in said["error"]

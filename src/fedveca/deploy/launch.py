@@ -45,15 +45,13 @@ def local(
     if not again:
         refuse(out)
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
-    state = out / "deployment" / "server.json"
-    _wait_for_former(state)
     write_app(out / "deployment" / "app", e)
-    with Federation(out / "deployment", e.clients, {STATE: str(state.absolute())}) as federation:
+    with Federation(out / "deployment", e.clients) as federation:
         say(f"SuperLink on {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
         say(f"their logs: {federation.folder}")
         where = json.dumps(str(out.absolute()))
         federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])
-        follow(federation, out, state, watch)
+        follow(federation, out, watch)
     return Run.open(out)
 
 
@@ -62,23 +60,11 @@ def needs_flower() -> None:
         raise ValueError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
 
 
-def _wait_for_former(state: Path) -> None:
-    """A server that was left alone when its SuperLink ended takes a moment to notice."""
-    if not state.exists():
-        return
-    pid, until = json.loads(state.read_text())["pid"], time.monotonic() + 60
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.5)
-    if alive(pid):
-        raise ValueError(f"the run's former server still runs as process {pid}; end it first")
-    state.unlink()
-
-
-def follow(federation: Federation, out: Path, state: Path, watch: Watch | None) -> None:
+def follow(federation: Federation, out: Path, watch: Watch | None = None) -> None:
     """Shows each round as its line appears, until the server has ended."""
     told, until = len(Run.open(out).rounds) if (out / "rounds.jsonl").exists() else 0, time.monotonic() + 300
     while True:
-        now = json.loads(state.read_text()) if state.exists() else {}
+        now = federation.server()
         if (out / "rounds.jsonl").exists() and (out / "experiment.toml").exists():
             lines = Run.open(out).rounds
             told = min(told, len(lines))
@@ -104,13 +90,15 @@ class Federation:
     """One SuperLink and its SuperNodes below one folder; everything it started ends with it."""
 
     def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None) -> None:
-        self.folder, self.count, self.environment = folder.absolute(), nodes, environment or {}
+        self.folder, self.count, self.state = folder.absolute(), nodes, folder.absolute() / "server.json"
+        self.environment = {STATE: str(self.state)} | (environment or {})
         self.port = free_port()
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Federation:
         try:
+            self._end_rest()  # of a former one that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])
             for i in range(self.count):
                 write_key(self.folder / f"node-{i}" / "key", self.folder / "keys" / f"node-{i}.pub")
@@ -166,12 +154,25 @@ class Federation:
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
         """Starts the app's run; gives its id."""
+        self.state.unlink(missing_ok=True)
         words = [word for setting in settings for word in ("--run-config", setting)]
         said = self._finish(self._flwr(["run", str(app or self.folder / "app"), "here", "--format", "json", *words]))
         told = json.loads(said[said.index("{") :])
         if not told.get("success"):
             raise Failed(f"flwr run failed: {' '.join(str(told.get('error-message')).split())}")
         return str(told["run-id"])
+
+    def server(self) -> dict[str, Any]:
+        """What the app's server says of itself; nothing before it has started."""
+        told: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
+        return told
+
+    def _end_rest(self) -> None:
+        """What Flower and the nodes left: a server app may hang on its way out, helpers take a moment to notice."""
+        end(self.state, b"flwr-serverapp", 5)
+        for home in self.folder.glob("node-*/"):
+            for name in ("warm", "worker"):
+                end(home / f"{name}.json", f"fedveca.deploy.{name}".encode(), 0)
 
     def check(self) -> None:
         if self.link and self.link.poll() is not None:
@@ -193,6 +194,7 @@ class Federation:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._end_rest()
         if former is not None:
             signal.signal(signal.SIGINT, former)
 
@@ -220,6 +222,16 @@ class Federation:
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return os.environ | {"PATH": path} | QUIET | self.environment | more
+
+
+def end(state: Path, program: bytes, patience: float) -> None:
+    """Ends the process that a state file names, if it still is that program after `patience` seconds."""
+    pid, until = json.loads(state.read_text())["pid"] if state.exists() else 0, time.monotonic() + patience
+    while pid and alive(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    command = Path(f"/proc/{pid}/cmdline")
+    if pid and alive(pid) and command.exists() and program in command.read_bytes():
+        os.kill(pid, signal.SIGKILL)
 
 
 def free_port() -> int:

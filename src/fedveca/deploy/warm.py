@@ -70,6 +70,7 @@ def stay(folder: Path, parent: int) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("warm.sock")
     listener.listen()
+    Path("warm.json").write_text(json.dumps({"pid": os.getpid()}))
     os.chdir(home)
     listener.settimeout(0.5)
     while alive(parent):
