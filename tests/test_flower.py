@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveca.deploy.launch import Federation, follow
+from fedveca.deploy.launch import Federation
+from fedveca.deploy.local import follow
 from fedveca.deploy.provision import write_app, write_key
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import Run

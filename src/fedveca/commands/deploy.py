@@ -31,7 +31,8 @@ def add(command: Command) -> None:
 
 
 def _local(args: argparse.Namespace) -> int:
-    from fedveca.deploy.launch import Failed, local
+    from fedveca.deploy.launch import Failed
+    from fedveca.deploy.local import local
     from fedveca.runs.experiment import parse
     from fedveca.runs.record import Run
     from fedveca.views.terminal import Screen
@@ -60,7 +61,7 @@ def _local(args: argparse.Namespace) -> int:
 
 def _init(args: argparse.Namespace) -> int:
     from fedveca.deploy.kit import write_kit
-    from fedveca.deploy.launch import needs_flower
+    from fedveca.deploy.local import needs_flower
 
     needs_flower()
     _, experiment = experiment_of(args.words)
