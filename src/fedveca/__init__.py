@@ -13,8 +13,10 @@ from fedveca.version import __version__
 
 if TYPE_CHECKING:
     import fedveca.testing as testing
-    from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
+    from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
     from fedveca.cohorts.local import Local
+    from fedveca.deploy.node import answer
+    from fedveca.deploy.serve import serve
     from fedveca.runs.build import build
     from fedveca.runs.compare import compare
     from fedveca.runs.experiment import Experiment
@@ -29,12 +31,13 @@ _HOMES = {
     "Scaffold": "algorithms", "Local": "cohorts.local", "compare": "runs.compare", "Experiment": "runs.experiment",
     "build": "runs.build", "federate": "runs.federate", "Run": "runs.record", "resume": "runs.run",
     "run": "runs.run", "Dataset": "tasks.data", "from_arrays": "tasks.own", "from_hugging_face": "tasks.own",
-    "from_partitioner": "tasks.own", "from_torch": "tasks.own",
+    "from_partitioner": "tasks.own", "from_torch": "tasks.own", "answer": "deploy.node", "serve": "deploy.serve",
+    "Corrected": "algorithms",
 }
 __all__ = [
-    "Dataset", "Experiment", "FedAvg", "FedNova", "FedProx", "FedVeca", "Local", "Run", "Scaffold", "__version__",
-    "build", "compare", "federate", "from_arrays", "from_hugging_face", "from_partitioner", "from_torch", "resume",
-    "run", "testing",
+    "Corrected", "Dataset", "Experiment", "FedAvg", "FedNova", "FedProx", "FedVeca", "Local", "Run", "Scaffold",
+    "__version__", "answer", "build", "compare", "federate", "from_arrays", "from_hugging_face", "from_partitioner",
+    "from_torch", "resume", "run", "serve", "testing",
 ]
 
 

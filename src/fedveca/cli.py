@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from fedveca.commands import board, experiments, inspect, show
+from fedveca.commands import board, deploy, experiments, inspect, show
 from fedveca.runs.stop import CutOff, Stopped, terminable
 from fedveca.version import __version__
 
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for family in (experiments, inspect, show, board):
+    for family in (experiments, inspect, show, board, deploy):
         family.add(command)
     return parser
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import draws
-from fedveca.cohorts.memory import Memory
+from fedveca.cohorts.memory import Kept
 
 AWAY = ("crash", "drop", "late")  # by chance, round by round
 BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
@@ -106,7 +106,7 @@ class Inner(Protocol):
     sizes: Tensor
 
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> Kept: ...
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]: ...
 
@@ -118,7 +118,7 @@ class Troubled:
         self.cohort, self.faults, self.sizes = cohort, faults, cohort.sizes
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Kept:
         return self.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -129,6 +129,6 @@ class Troubled:
             what += [{"client": i, "what": kind}] if kind else []
         here = torch.tensor([i not in away for i in ids.tolist()], dtype=torch.bool)
         if not here.any():
-            return ids[here], Report({}, {}, 0.0, tuple(what))
+            return ids[here], Report({}, {}, 0.0, faults=tuple(what))
         who, report = self.cohort(k, order, ids[here], tau[here])
         return who, report._replace(faults=(*what, *report.faults))

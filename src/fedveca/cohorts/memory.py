@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ from fedveca.algorithms.contract import Named
 from fedveca.cohorts.shelf import NOWHERE, Damaged, Shelf
 
 LIMIT = 2**30  # bytes in RAM
+
+
+class Kept(Protocol):
+    """What a checkpoint needs of a cohort's memory."""
+
+    home: Path | None
+
+    def save(self) -> Named: ...
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None: ...
 
 
 class Memory:

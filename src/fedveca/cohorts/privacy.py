@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import draws
 from fedveca.cohorts.faults import Inner
-from fedveca.cohorts.memory import Memory
+from fedveca.cohorts.memory import Kept
 
 SUMMED = ("loss", "after")  # numbers of which only the mean is used
 NUMBERS, NOISE = 16, 17  # purposes of the draws
@@ -75,7 +75,7 @@ class Private:
         self.sizes = torch.ones_like(cohort.sizes)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Kept:
         return self.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:

@@ -14,9 +14,9 @@ from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, F
 from fedveca.cohorts.draws import per_round
 from fedveca.cohorts.faults import Faults, Inner, Troubled
 from fedveca.cohorts.gather import gather
-from fedveca.cohorts.local import Local, Send
-from fedveca.cohorts.privacy import Privacy, Private
-from fedveca.runs.epsilon import Account
+from fedveca.cohorts.local import Local
+from fedveca.cohorts.privacy import Private
+from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.given import Partition, named
 from fedveca.tasks import data as datasets
@@ -55,9 +55,50 @@ def build(
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
+    cohort: Inner | None = None,
 ) -> Built:
-    """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit."""
+    """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
+
+    Where the clients are elsewhere `cohort` is given; their rows are then theirs, and need not be here.
+    """
     e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
+    if cohort is None:
+        data, shares = deal(e, data, say, partition)
+    else:
+        assert data is not None
+        shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
+    if partition is not None and e.method != "centralised":
+        e = dataclasses.replace(e, clients=len(shares.sizes))
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
+    remake = partial(
+        models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
+        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
+    )
+    problem, algorithm = remake(), _algorithm(e, method)
+    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    if cohort is not None:
+        return Built(data, shares, problem, algorithm, cohort, state, e)
+    faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
+    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
+    options: dict[str, Any] = {
+        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
+        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20, "send": sending(privacy, faults),
+        "even": bool(privacy), "gather": gather(e.gather, e.gather_clip, e.gather_trim),
+    }
+    if e.engine == "ray":
+        cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    else:
+        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
+    cohort = Troubled(cohort, faults) if faults else cohort
+    cohort = Private(cohort, privacy) if privacy else cohort
+    return Built(data, shares, problem, algorithm, cohort, state, e, account)
+
+
+def deal(
+    e: Experiment, data: Dataset | None = None, say: Callable[[str], None] | None = silent,
+    own: Partition | None = None,
+) -> tuple[Dataset, Shares]:
+    """The data set and which client owns which of its rows."""
     if data is None:
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
@@ -68,41 +109,9 @@ def build(
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
-    shares = _shares(e, data, partition)
-    if partition is not None and e.method != "centralised":
-        e = dataclasses.replace(e, clients=len(shares.sizes))
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
-    remake = partial(
-        models.model, e.model, tuple(data.x.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
-        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
-    )
-    problem, algorithm = remake(), _algorithm(e, method)
-    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
-    faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
-    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
-    options: dict[str, Any] = {
-        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
-        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20, "send": sending(privacy, faults),
-        "even": bool(privacy), "gather": gather(e.gather, e.gather_clip, e.gather_trim),
-    }
-    cohort: Inner
-    if e.engine == "ray":
-        cohort = _on_ray(e, algorithm, remake, data, shares, options)
-    else:
-        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
-    cohort = Troubled(cohort, faults) if faults else cohort
-    cohort = Private(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account)
-
-
-def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
-    return method(e) if own is None else own
-
-
-def _shares(e: Experiment, data: Dataset, own: Partition | None) -> Shares:
     alone = e.method == "centralised"  # FedAvg with one client
     if own is None:
-        return partition(
+        return data, partition(
             "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
             concentration=e.concentration, shards=e.shards, writer=data.writer,
         )
@@ -112,31 +121,11 @@ def _shares(e: Experiment, data: Dataset, own: Partition | None) -> Shares:
         except Exception as error:
             raise ValueError(f"partition ({e.partition}) fails: {why(error)}") from error
     shares = given(own, len(data.y))
-    return given([torch.unique(shares.rows)], len(data.y)) if alone else shares
+    return data, given([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
-def sending(privacy: Privacy | None, faults: Faults | None) -> Send | None:
-    """What clients do to their answers: the honest obey privacy, the bad ones do not."""
-    if privacy and faults:
-        return lambda k, ids, vectors, each: faults.send(k, ids, *privacy.send(k, ids, vectors, each))
-    return privacy.send if privacy else faults.send if faults else None
-
-
-def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
-    """What clients may send, and the account of it."""
-    order = algorithm.order(state)
-    s = algorithm.start(order, algorithm.memory(order.w), order.w)
-    numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
-    wanted = {"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep]
-    seed = e.dp_seed if e.dp_seed < 0 else e.dp_seed * 2**31 + e.seed  # runs that differ by seed share no noise
-    unit = {"dc": 1 / float(state.tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
-    equal = bool((state.tau == state.tau[0]).all())  # tau_k tells nothing of who was drawn
-    account = Account(
-        e.dp_noise, e.dp_delta, releases=1 + len(wanted) + bool(numbers), closing=e.keep == "best",
-        clients=len(state.tau), participation=e.participation, seed=e.seed,
-        hidden=equal and not numbers and not e.faults,
-    )
-    return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account
+def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
+    return method(e) if own is None else own
 
 
 def _on_ray(

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
-from fedveca.cohorts.memory import Memory
+from fedveca.cohorts.memory import Kept
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import Experiment, shown
 from fedveca.runs.record import FORMER, LAST, draft, writing
@@ -57,7 +57,7 @@ def mark(experiment: Experiment, built: Built) -> str:
     return seen.hexdigest()
 
 
-def store(folder: Path, course: Course, memory: Memory, belongs: str) -> None:
+def store(folder: Path, course: Course, memory: Kept, belongs: str) -> None:
     """Whole or not at all; the former checkpoint stays beside it."""
     named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
     named["numbers"] = torch.tensor(

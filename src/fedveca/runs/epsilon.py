@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
+from fedveca.algorithms import Algorithm
 from fedveca.cohorts.draws import per_round, sample
+from fedveca.cohorts.faults import Faults
+from fedveca.cohorts.local import Send
+from fedveca.cohorts.privacy import Privacy
+from fedveca.runs.experiment import Experiment
 
 
 class Account:
@@ -70,3 +75,27 @@ class Account:
     def _epsilon(self, curve: Any) -> float:
         epsilon: float = self._rdp.compute_epsilon(self.orders, curve, self.delta)[0]
         return float(epsilon)
+
+
+def sending(privacy: Privacy | None, faults: Faults | None) -> Send | None:
+    """What clients do to their answers: the honest obey privacy, the bad ones do not."""
+    if privacy and faults:
+        return lambda k, ids, vectors, each: faults.send(k, ids, *privacy.send(k, ids, vectors, each))
+    return privacy.send if privacy else faults.send if faults else None
+
+
+def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
+    """What clients may send, and the account of it."""
+    order = algorithm.order(state)
+    s = algorithm.start(order, algorithm.memory(order.w), order.w)
+    numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
+    wanted = {"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep]
+    seed = e.dp_seed if e.dp_seed < 0 else e.dp_seed * 2**31 + e.seed  # runs that differ by seed share no noise
+    unit = {"dc": 1 / float(state.tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
+    equal = bool((state.tau == state.tau[0]).all())  # tau_k tells nothing of who was drawn
+    account = Account(
+        e.dp_noise, e.dp_delta, releases=1 + len(wanted) + bool(numbers), closing=e.keep == "best",
+        clients=len(state.tau), participation=e.participation, seed=e.seed,
+        hidden=equal and not numbers and not e.faults,
+    )
+    return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account

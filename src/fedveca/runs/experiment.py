@@ -84,6 +84,9 @@ class Experiment:
     workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
     worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
     ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
+    round_timeout: float = option(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
+    min_clients: int = option(1, "Flower: a round with fewer answers is void and repeated", low=1)
+    wire: str = option("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
     data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
     def __post_init__(self) -> None:

@@ -92,8 +92,8 @@ def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
 
 
 def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:
-    """What crosses a network, in bytes: float32 vectors and 8-byte numbers."""
-    vector = 4 * order.w.numel()
+    """What crosses a network, in bytes: vectors, and 8-byte numbers."""
+    vector = report.width * order.w.numel()
     down = asked * (vector * (1 + len(order.aux)) + 8)
     up = answered * (vector * len(report.mean) + 8 * len(report.each))
     return {"bytes_down": torch.tensor(down), "bytes_up": torch.tensor(up)}

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from fedveca.cohorts.faults import Inner
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import ROWS, Course, begin, mark, restore, store
@@ -38,12 +39,14 @@ def run(
     watch: Watch | None = None,
     say: Callable[[str], None] | None = silent,
     stop: Asked | None = None,
+    cohort: Inner | None = None,
     **own: Unpack[Own],
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
 
     With a folder, Ctrl-C, SIGTERM or a `stop()` that is true ends it after the round: all saved, then Stopped.
-    `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`.
+    `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`. `cohort` is the
+    clients, where they are not in this process.
 
     >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
     2
@@ -51,12 +54,13 @@ def run(
     device = resolve(device)
     if out is not None:
         refuse(Path(out))
-    built = build(experiment, device, say=say, **own)
+    built = build(experiment, device, say=say, cohort=cohort, **own)
     experiment, course = built.experiment, begin(built)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
     with held(Path(out), made=True), Folder.make(Path(out), experiment, device) as folder, asked(stop) as ending:
-        folder.partition(mix(built))
+        if len(built.shares.rows):  # where the rows are the clients' own, who knows
+            folder.partition(mix(built))
         built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch, ending)
 
@@ -70,6 +74,7 @@ def resume(
     tell: Callable[[str], None] | None = None,
     data_dir: str | None = None,
     stop: Asked | None = None,
+    cohort: Inner | None = None,
     **own: Unpack[Own],
 ) -> Run:
     """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.
@@ -82,7 +87,7 @@ def resume(
         former = Run.open(out)
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
-        built = build(e, device, **own)
+        built = build(e, device, cohort=cohort, **own)
         e = built.experiment
         course, said = _left(out, former, e, built, device)
         if said and tell:

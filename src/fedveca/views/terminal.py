@@ -70,6 +70,11 @@ class Screen:
             self._still()
             self.out.print(text, markup=False)
 
+    def note(self, text: str) -> None:
+        """Beside the progress, not among the results."""
+        if not self.quiet:
+            self.progress.print(text, style="dim", markup=False, soft_wrap=True)
+
     def warn(self, text: str) -> None:
         """Said even when quiet."""
         self.progress.print(text, style="yellow", markup=False, soft_wrap=True)
@@ -83,6 +88,10 @@ class Screen:
         def watch(line: dict[str, Any]) -> None:
             k = line["round"] + 1
             faults = line.get("faults", [])
+            if not experiment.faults:  # those by design are no news
+                for fault in faults:
+                    said = f"{name}: round {k}: client {fault['client']} {fault['what']}"
+                    self.progress.print(said, style="yellow", markup=False, soft_wrap=True)
             if wild := sorted(set(line["left_out"]) - {fault["client"] for fault in faults}):
                 who = ", ".join(map(str, wild))
                 self.progress.print(f"{name}: round {k}: left out, not finite: client {who}", style="yellow")

@@ -1,0 +1,1 @@
+"""Clients on Flower nodes: the only place that imports flwr."""

@@ -1,0 +1,252 @@
+"""The clients of a Flower federation as a cohort: orders out, answers checked and summed as they come."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.cohorts.flower.messages import Refused, answer_of, order, packed, question, vector
+from fedveca.cohorts.gather import Gather, Mean
+from fedveca.cohorts.shelf import Damaged
+from fedveca.cohorts.wire import DTYPES, narrow
+
+POLL = 0.25  # seconds between looks for an answer; one that is half uploaded costs a second more
+JOIN = 600.0  # seconds for all clients to be there at the start
+REPEATS = 10  # void rounds in a row before the server gives up
+
+
+class TooFew(RuntimeError):
+    """Too few clients, again and again; the run can go on later."""
+
+
+class Sent(NamedTuple):
+    """An order on its way."""
+
+    message: str  # its id
+    round: int
+    until: float  # when Flower drops it
+
+
+class Network:
+    """Clients known by their partition id; their memory stays with them, here is only which round's it is."""
+
+    def __init__(
+        self,
+        grid: Any,  # flwr.serverapp.Grid
+        algorithm: Algorithm,
+        clients: int,
+        note: dict[str, Any],  # what every node must know besides: classes, pixels
+        *,
+        loss: bool = True,
+        after: bool = False,
+        wire: str = "float32",
+        timeout: float = 300.0,
+        least: int = 1,
+        gather: Gather = Mean,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
+        self.least, self.gather, self.say = min(least, clients), gather, say
+        self.width = DTYPES[wire].itemsize  # bytes of a number on its way
+        self.memory = Ledger(clients)
+        self.faults: list[dict[str, Any]] = []  # of the last round
+        self._names = _names(algorithm, loss, after)
+        self._node: dict[int, int] = {}  # client -> Flower's node
+        self._seen: set[int] = set()  # Flower's nodes that were asked who they are
+        self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
+        self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
+        self.sizes = self._gather(clients)  # [N] D_i
+        self._early = self.faults  # before the first round
+
+    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+        """Who answered in time and in order, and what; a round of fewer than `least` is void and asked again."""
+        self.faults, self._early = self._early, []
+        for attempt in range(1, REPEATS + 1):
+            self._welcome()
+            who, report = self._round(k, order, ids.tolist(), dict(zip(ids.tolist(), tau.tolist(), strict=True)))
+            if len(who) >= min(self.least, len(ids)) or (len(who) == 0 and self._all_wild(ids)):
+                if int(tau.max()) > 0:
+                    self.memory.rounds[who] = k
+                faults = tuple(self.faults) if len(who) else ()  # where all ran away, so did the run
+                return who, report._replace(faults=faults, width=self.width)
+            for fault in self.faults:
+                fault["what"] += "" if "void" in fault["what"] else f" (attempt {attempt}, void)"
+            self.say(f"round {k + 1} is void: {len(who)} of {len(ids)} clients answered; asked again")
+        need = min(self.least, len(ids))
+        raise TooFew(f"round {k + 1}: fewer than {need} of {len(ids)} clients answered, {REPEATS} times in a row")
+
+    def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
+        sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
+        gatherer = self.gather()
+        each: dict[str, list[float]] = {}
+        who: list[int] = []
+        for i in ids:  # in a fixed order, so that sums are the same every time; who is not due waits at the SuperLink
+            if i not in sent:
+                continue
+            try:
+                numbers, vectors = self._answer(i, sent[i], tau[i], len(order.w), deadline)
+            except Refused as error:
+                self._fault(i, str(error))
+                continue
+            who.append(i)
+            rows = self.sizes[i : i + 1].double()
+            gatherer.add(gatherer.part(rows, {name: v.double()[None] for name, v in vectors.items()}))
+            for name, number in (numbers | {"tau": float(tau[i])}).items():
+                each.setdefault(name, []).append(number)
+        answered = torch.tensor(who, dtype=torch.int64)
+        mass = float(self.sizes[answered].sum())
+        mean = {name: v.to(order.w) for name, v in gatherer.close(mass).items()}
+        numbers_of = gatherer.numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
+        return answered, Report(mean, numbers_of, mass / float(self.sizes.sum()))
+
+    def _send(self, k: int, given: Order, ids: list[int], tau: dict[int, int]) -> dict[int, Sent]:
+        """Orders to all of `ids` that are connected; waits a while where those are too few."""
+        until = time.monotonic() + self.timeout
+        while True:
+            online = set(self.grid.get_node_ids())
+            here = [i for i in ids if self._node[i] in online]
+            if len(here) >= min(self.least, len(ids)) or time.monotonic() > until:
+                break
+            time.sleep(POLL)
+        for i in set(ids) - set(here):
+            self._fault(i, "is not connected")
+        if not here:
+            return {}
+        named = {"w": given.w} | given.aux
+        vectors = packed({name: narrow(v.detach().cpu().numpy(), self.wire) for name, v in named.items()})
+        ttl = 2 * self.timeout + 60
+        messages = []
+        for i in here:
+            words: dict[str, Any] = {"round": k, "tau": tau[i], "wire": self.wire} | self.note
+            words |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
+            messages.append(order(self._node[i], words, vectors, ttl, str(k + 1)))
+        drop = time.monotonic() + ttl - 10
+        sent = {i: Sent(str(m), k, drop) for i, m in zip(here, self.grid.push_messages(messages), strict=True) if m}
+        for i in set(here) - set(sent):
+            self._fault(i, "could not be asked: the SuperLink does not know its node")
+        return sent
+
+    def _answer(self, i: int, sent: Sent, tau: int, size: int, deadline: float) -> tuple[dict[str, float], Named]:
+        """Numbers and vectors of one client, waited for until the deadline and checked."""
+        while not (replies := list(self.grid.pull_messages([sent.message]))):
+            if time.monotonic() > deadline:
+                self._late.setdefault(i, []).append(sent)
+                raise Refused(f"timed out after {self.timeout:g} s")
+            time.sleep(POLL)
+        said, numbers, arrays = answer_of(replies[0])
+        for name, right in (("client", i), ("round", sent.round), ("tau", tau)):
+            if said.get(name) != right:
+                raise Refused(f"answered with {name} {said.get(name)!r}, not {right}")
+        if said.get("wild"):
+            raise Refused(WILD)
+        wanted, vectors = self._names if tau else ({"loss"}, set())
+        if set(numbers) != wanted or set(arrays) != vectors:
+            raise Refused(f"sent {sorted([*map(str, numbers), *arrays])}, not {sorted([*wanted, *vectors])}")
+        for name, number in numbers.items():
+            if not isinstance(number, float) or not math.isfinite(number):
+                raise Refused(f"sent {name} = {number!r}, which is not a finite number")
+        return numbers, {
+            name: torch.from_numpy(vector(array, size, self.wire, name)) for name, array in arrays.items()
+        }
+
+    def _gather(self, clients: int) -> Tensor:
+        """[N] the rows of every client: each is waited for once, at the start."""
+        self._known: dict[int, int] = {}
+        until, told = time.monotonic() + max(self.timeout, JOIN), -1
+        while len(self._known) < clients:
+            self._ask_new(clients)
+            if len(self._known) != told:
+                told = len(self._known)
+                self.say(f"{told} of {clients} clients are there")
+            if time.monotonic() > until:
+                missing = sorted(set(range(clients)) - set(self._known))
+                raise TooFew(f"clients {', '.join(map(str, missing))} of {clients} did not connect")
+            time.sleep(POLL)
+        return torch.tensor([self._known[i] for i in range(clients)])
+
+    def _welcome(self) -> None:
+        """Nodes that came since, and answers that came too late."""
+        self._ask_new(len(self.sizes))
+        for i, orders in self._late.items():
+            orders[:] = [sent for sent in orders if sent.until > time.monotonic()]  # Flower may know no others
+            for sent in list(orders):
+                if replies := list(self.grid.pull_messages([sent.message])):
+                    orders.remove(sent)
+                    if not replies[0].has_error():
+                        self._fault(i, f"answered round {sent.round + 1} too late")
+
+    def _ask_new(self, clients: int) -> None:
+        """Asks nodes never seen who they are, and reads what came of earlier questions, without waiting."""
+        new = [node for node in self.grid.get_node_ids() if node not in self._seen]
+        questions = [question(node, self.note, 3600) for node in new]
+        self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
+        self._seen |= set(new)
+        for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
+            self._meet(message, self._asked.pop(message.metadata.reply_to_message_id), clients)
+
+    def _meet(self, message: Any, node: int, clients: int) -> None:
+        """One node's answer to who it is."""
+        if message.has_error():
+            self._seen.discard(node)  # asked again: it may have been given what it missed
+        try:
+            i: Any = -1
+            said, _, _ = answer_of(message)
+            i, rows = said.get("client"), said.get("rows")
+            if not isinstance(i, int) or not 0 <= i < clients:
+                raise Refused(f"says it is client {i!r}; there are clients 0 to {clients - 1}")
+            if not isinstance(rows, int) or rows < 1:
+                raise Refused(f"says it has {rows!r} rows")
+            if self._known.setdefault(i, rows) != rows:
+                raise Refused(f"says client {i} has {rows} rows; it had {self._known[i]}")
+            if self._node.get(i) in set(self.grid.get_node_ids()):
+                raise Refused(f"says it is client {i}, which another node is")
+        except Refused as error:
+            self.say(f"node {node} {error}")
+            self._fault(i if isinstance(i, int) else -1, f"node {node} {error}; it is not asked")
+            return
+        self._node[i] = node
+
+    def _fault(self, client: int, what: str) -> None:
+        self.faults.append({"client": client, "what": what})
+
+    def _all_wild(self, ids: Tensor) -> bool:
+        """Whether every client said that its numbers ran away: asking again would not help."""
+        return {f["client"] for f in self.faults if f["what"] == WILD} == set(ids.tolist())
+
+
+class Ledger:
+    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
+
+    def __init__(self, clients: int) -> None:
+        self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
+        self.token = secrets.randbits(62)  # the same after the server was killed and resumed
+        self.home: Path | None = None
+
+    def save(self) -> Named:
+        return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
+        if saved.keys() != {"rounds", "token"} or saved["rounds"].shape != self.rounds.shape:
+            raise Damaged("the checkpoint does not say what the clients remember")
+        self.rounds, self.token = saved["rounds"], int(saved["token"])
+
+
+WILD = "has numbers that are not finite"
+
+
+def _names(algorithm: Algorithm, loss: bool, after: bool) -> tuple[set[str], set[str]]:
+    """The numbers and vectors of a full answer, found by walking one step with one number."""
+    w = torch.zeros(1, 1)
+    given = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
+    s = algorithm.start(given, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
+    vectors, numbers, _ = algorithm.finish(given, s, w, torch.ones(1, 1))
+    more = {"loss"} if loss or algorithm.needs_gradient else set()
+    return {*numbers} | more | ({"after"} if after else set()), {*vectors}

@@ -1,0 +1,71 @@
+"""deploy local, deploy init."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from fedveca.commands.words import Command, experiment_of, out_of, takes_experiment
+
+
+def add(command: Command) -> None:
+    deploy = command("deploy", _local, "Run an experiment on real Flower nodes.")
+    ways = deploy.add_subparsers(required=True, metavar="local | init")
+    text = "Bring up a SuperLink and SuperNodes here, with TLS and node keys, run the experiment, take all down again."
+    local = ways.add_parser("local", help=text, description=text)
+    local.set_defaults(command=_local)
+    takes_experiment(local)
+    local.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: the experiment's clients)")
+    local.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
+    local.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
+    local.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
+    init = ways.add_parser("init", help=text, description=text)
+    init.set_defaults(command=_init)
+    init.add_argument("folder", type=Path, metavar="DIR", help="folder to write")
+    takes_experiment(init)
+    init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
+    init.add_argument("--host", default="127.0.0.1", help="the server's name or address, as the devices know it")
+    init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
+
+
+def _local(args: argparse.Namespace) -> int:
+    from fedveca.deploy.launch import Failed
+    from fedveca.deploy.local import local
+    from fedveca.runs.experiment import parse
+    from fedveca.runs.record import Run
+    from fedveca.views.terminal import Screen
+
+    if args.resume:
+        settings = parse(args.words)
+        if args.out or args.nodes or set(settings) - {"rounds"}:
+            raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
+        former, out = Run.open(args.resume), args.resume
+        experiment = replace(former.experiment, rounds=settings.get("rounds", former.experiment.rounds))
+        if former.summary and len(former.rounds) >= experiment.rounds:
+            raise ValueError(f"{out} is finished: {len(former.rounds)} rounds are done; name more, rounds=N")
+    else:
+        name, experiment = experiment_of(args.words)
+        experiment = replace(experiment, clients=experiment.clients if args.nodes is None else args.nodes)
+        out = out_of(args.out, f"{name}-{experiment.method}-flower")
+    with Screen(args.quiet) as screen:
+        try:
+            done = local(experiment, out, watch=screen.run(experiment), say=screen.note, again=bool(args.resume))
+        except Failed as error:
+            screen.warn(f"fedveca: {error}")
+            return 1
+        screen.summary(done)
+    return 1 if "stopped" in done.summary else 0
+
+
+def _init(args: argparse.Namespace) -> int:
+    from fedveca.deploy.kit import write_kit
+    from fedveca.deploy.local import needs_flower
+
+    needs_flower()
+    _, experiment = experiment_of(args.words)
+    experiment = replace(experiment, clients=experiment.clients if args.nodes is None else args.nodes)
+    write_kit(args.folder, experiment, args.host, args.port)
+    print(f"an app, a server and {experiment.clients} devices; {args.folder / 'README.md'} says what to do")
+    return 0

@@ -1,0 +1,97 @@
+"""A Flower node's answer to a message.
+
+Flower starts a process for every message (or deploy/warm.py forks it). Here it stays small: the work is done by a
+worker of the node's own (deploy/worker.py) that is started once, with PyTorch and the data loaded, and ends with the
+SuperNode. In Flower's simulation the process stays, so the work is done in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 300.0  # a small device takes its time to load PyTorch
+
+
+def answer(message: Any, context: Any) -> Any:
+    """The reply to an order of `serve`: call it for `train` and for `query` messages."""
+    from fedveca.cohorts.flower.messages import order_of, reply
+
+    words, vectors = order_of(message)
+    client = int(context.node_config["partition-id"])
+    request = {"settings": dict(context.run_config), "client": client, "order": words}
+    said, numbers, out = _work(request, vectors)
+    return reply(message, said, numbers, out)
+
+
+def _work(request: dict[str, Any], vectors: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
+    from safetensors.numpy import load, save
+
+    content = save(vectors, {"request": json.dumps(request)})
+    if "ray" in sys.modules:
+        from fedveca.deploy.worker import work
+
+        content = work(content, home())
+    else:
+        with _worker(home()) as worker:
+            worker.send_bytes(content)
+            content = worker.recv_bytes()
+    size = int.from_bytes(content[:8], "little")
+    words = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["answer"])
+    if "error" in words:
+        raise RuntimeError(words["error"])
+    return words["said"], words["numbers"], load(content)
+
+
+def home() -> Path:
+    """The node's own folder: FEDVECA_NODE_DIR, else one below Flower's home."""
+    flower = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
+    folder = Path(os.environ.get("FEDVECA_NODE_DIR") or Path(flower) / "fedveca")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _worker(folder: Path) -> Connection:
+    """A connection to the node's worker, which is started where there is none."""
+    try:
+        return _connect(folder)
+    except (OSError, ValueError, KeyError, EOFError, AuthenticationError):
+        pass
+    with open(folder / "worker.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedveca.deploy.worker", str(folder), str(os.getppid())],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        try:
+            return _connect(folder, process.pid)
+        except (OSError, ValueError, KeyError, EOFError, AuthenticationError):
+            time.sleep(0.02)
+    raise RuntimeError(f"the node's worker did not start; see {folder / 'worker.log'}")
+
+
+def _connect(folder: Path, pid: int = 0) -> Connection:
+    where = json.loads((folder / "worker.json").read_text())
+    if pid and where["pid"] != pid:
+        raise ValueError("another worker's")
+    return Client(("127.0.0.1", where["port"]), authkey=bytes.fromhex(where["key"]))
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not yet buried does not."""
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,138 @@
+"""A node's half of a deployment, without the network: what it loads, its data, its memory, the wire."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save
+from safetensors.torch import load
+
+from fedveca.algorithms.contract import Order
+from fedveca.cli import main
+from fedveca.cohorts.wire import narrow, wide
+from fedveca.deploy import worker
+from fedveca.deploy.worker import Memory, own_rows, work
+from fedveca.runs.build import build
+from fedveca.runs.experiment import Experiment
+
+
+def test_a_message_loads_no_pytorch() -> None:
+    code = "import sys, fedveca.cohorts.flower.messages\n"
+    code += "from fedveca import answer, serve\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+def test_wire_is_pytorchs_rounding(wire: str) -> None:
+    v = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 2).repeat(2000)
+    there = narrow(v.numpy(), wire)
+    assert there.itemsize == (4 if wire == "float32" else 2)
+    assert torch.equal(torch.from_numpy(wide(there, wire)), v.to(getattr(torch, wire)).float())
+
+
+def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    (tmp_path / "mine.py").write_text(
+        "import numpy\ndef load():\n    return numpy.load('x.npy').astype('float64'), numpy.load('y.npy')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.npz", str(tmp_path), "mine:load"):
+        ours, labels = own_rows(name, "FEDVECA_NODE_DATA")
+        assert torch.equal(ours, torch.from_numpy(x))
+        assert labels.tolist() == y.tolist()
+    with pytest.raises(ValueError, match=r"FEDVECA_NODE_DATA=gone.npz cannot be read .* package.module:load"):
+        own_rows("gone.npz", "FEDVECA_NODE_DATA")
+
+
+def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
+    memory = Memory(tmp_path, token=7, client=1, reach=1)
+    assert memory.before(-1) == {}
+    for k in range(10):
+        memory.after(k, k - 1, {"c": torch.full((3,), float(k))})
+    assert [float(memory.before(k)[1]["c"][0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
+    with pytest.raises(ValueError, match="client 1 has lost what it remembered of round 2"):
+        memory.before(1)
+    memory.after(10, 6, {"c": torch.zeros(3)})
+    memory.after(11, 6, {"c": torch.zeros(3)})
+    assert float(memory.before(6)[1]["c"][0]) == 6.0  # the one that counts stays, however old
+    with pytest.raises(ValueError, match="lost"):
+        Memory(tmp_path, token=8, client=1, reach=1).before(9)
+
+
+def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "kit"
+    assert main(["deploy", "init", str(folder), "digits-case3", "lr=0.1", "--nodes", "3", "--host", "10.0.0.9"]) == 0
+    assert "3 devices" in capsys.readouterr().out
+    secrets = [p for p in folder.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
+    where = sorted(str(p.relative_to(folder)) for p in secrets)
+    assert where == ["node-0/key", "node-1/key", "node-2/key", "server/tls/server.key"]
+    assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
+    assert len({p.read_bytes() for p in secrets}) == 4
+    for i in range(3):
+        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", "key", "start.sh"]
+        assert f"partition-id={i} " in (folder / f"node-{i}" / "start.sh").read_text()
+    for script in folder.rglob("*.sh"):
+        assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+    assert "lr = 0.1\n" in (folder / "app" / "pyproject.toml").read_text()
+    assert main(["deploy", "init", str(folder)]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=centralised"], "no clients"), (["min_clients=9"], "min_clients=9"), (["--nodes", "0"], "clients=0"),
+        (["wire=int8"], "wire=int8"), (["round_timeout=0"], "round_timeout"), (["lr=x"], "lr=x"),
+        (["partition=case2", "--nodes", "99999"], "99999"),
+    ],
+)
+def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "local", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+    assert not (tmp_path / "out").exists()
+
+
+def asked(e: Experiment, client: int, folder: Path, **order: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A worker's answer to one request."""
+    w = np.zeros(64, np.float32)
+    words = {"settings": asdict(e), "client": client, "order": {"classes": 10, "pixels": "as-is", **order}}
+    reply = work(save({"w": w, "c": w + 0.01}, {"request": json.dumps(words)}), folder)
+    size = int.from_bytes(reply[:8], "little")
+    said: dict[str, Any] = json.loads(json.loads(reply[8 : 8 + size])["__metadata__"]["answer"])
+    return said, load(reply)
+
+
+def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from data of its own, and again from the memory that counts."""
+    e = Experiment(model="svm", method="scaffold", clients=3, batch=8)
+    parts = build(e)
+    order = Order(torch.zeros(64), {"c": torch.full((64,), 0.01)})
+    mine = parts.shares.rows[parts.shares.start[1] : parts.shares.start[2]]
+    np.savez(tmp_path / "own.npz", x=parts.data.x[mine].numpy(), y=parts.data.y[mine].numpy())
+    words = {"token": 5, "tau": 4, "wire": "float32"}
+    for own in ("", str(tmp_path / "own.npz")):
+        monkeypatch.setenv("FEDVECA_NODE_DATA", own)
+        worker._local.cache_clear()
+        said, _ = asked(e, 1, tmp_path)
+        assert said["said"] == {"client": 1, "rows": len(mine)}
+        parts.cohort.memory = {}
+        simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
+        for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
+            said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)
+            assert torch.allclose(vectors["G"], simulated[k].mean["G"], rtol=0, atol=1e-6)
+            assert said["numbers"]["loss"] == pytest.approx(float(simulated[k].each["loss"][0]), abs=1e-6)
+    said, _ = asked(e, 1, tmp_path, round=2, known=7, **words)
+    assert "lost what it remembered of round 8" in said["error"]
