@@ -27,8 +27,8 @@ CHOSEN = "#run=digits-compare/fedveca-seed0&run=digits-compare/scaffold-seed0&ru
 
 def settled(page: Any, charts: int) -> None:
     """All curves and the first heat map are drawn."""
-    page.wait_for_function(f"document.querySelectorAll('#charts .main-svg').length >= {charts}", timeout=60_000)
-    page.wait_for_function("document.querySelector('#heats .main-svg')", timeout=60_000)
+    page.wait_for_function(f"document.querySelectorAll('#charts .main-svg').length >= {charts}", timeout=120_000)
+    page.wait_for_function("document.querySelector('#heats .main-svg')", timeout=120_000)
     page.wait_for_timeout(1500)
 
 
@@ -47,7 +47,7 @@ def shots(address: str) -> None:
                 viewport={"width": width, "height": height}, device_scale_factor=1.5, bypass_csp=True, **more
             )
 
-        live = page(1360, 1130)
+        live = page(1360, 1640)
         live.goto(f"{address}#run=twenty-clients")
         live.wait_for_function(
             "Number(document.querySelector('[data-id=twenty-clients] .progress b')?.textContent.split(' ')[0]) >= 60",
@@ -55,19 +55,19 @@ def shots(address: str) -> None:
         )
         settled(live, 6)
         keep(live, "board-live")
-        over = page(1360, 1170)
+        over = page(1360, 1500)
         over.goto(address + CHOSEN)
         settled(over, 6)
         keep(over, "board")
         over.close()
         live.close()
-        dark = page(1360, 1170, color_scheme="dark")
+        dark = page(1360, 1500, color_scheme="dark")
         dark.goto(address + CHOSEN)
         settled(dark, 6)
         keep(dark, "board-dark")
         phone = page(390, 844, color_scheme="light")
         phone.goto(address + CHOSEN)
-        phone.wait_for_function("document.querySelectorAll('#charts .main-svg').length >= 2", timeout=60_000)
+        phone.wait_for_function("document.querySelectorAll('#charts .main-svg').length >= 2", timeout=120_000)
         phone.evaluate("document.getElementById('view').scrollIntoView()")
         phone.wait_for_timeout(1500)
         keep(phone, "board-phone")
@@ -88,7 +88,8 @@ def main() -> None:
             subprocess.run([*FEDVECA, *words, "--quiet"], check=True)
         words = ["digits-case3", "partition=dirichlet", "clients=20", "alpha=0.9", "rounds=3000"]
         live = subprocess.Popen([*FEDVECA, "run", *words, "--out", str(root / "twenty-clients"), "--quiet"])
-        board = subprocess.Popen([*FEDVECA, "board", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True)
+        words = [*FEDVECA, "board", "runs", "--port", "0"]
+        board = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder)
         try:
             found = re.search(r"http://\S+", board.stdout.readline() if board.stdout else "")
             assert found

@@ -28,7 +28,7 @@ class Desk:
     """The shelf, and the runs that are being looked at."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf = Shelf(root)
+        self.shelf, self.root = Shelf(root), str(root)
         self._followed: OrderedDict[str, Follow] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -50,7 +50,7 @@ class Desk:
             return self._followed[name]
 
     def runs(self, query: Query) -> Any:
-        return {"root": str(self.shelf.root), "version": __version__, "runs": self.shelf.rows()}
+        return {"root": self.root, "version": __version__, "runs": self.shelf.rows()}
 
     def run(self, query: Query) -> Any:
         """Settings, environment, summary and faults of one run."""

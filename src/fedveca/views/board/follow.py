@@ -83,10 +83,11 @@ class Follow:
         at = self._places(ids)
         values = {name: v for name, v in line.items() if number(v) is not None}
         for name, v in line.items():
-            if at is not None and name not in ("ids", "left_out", "faults") and _fits(v, ids):
-                self._cells(name, row, at, np.array([np.nan if number(c) is None else c for c in v], dtype=float))
+            each = _each(v, len(ids)) if at is not None and name not in ("ids", "left_out", "faults") else None
+            if each is not None:
+                self._cells(name, row, at, each)
                 if name == "tau":
-                    values[" steps"] = sum(c for c in v if number(c) is not None)
+                    values[" steps"] = float(np.nansum(each))
         values[" bytes"] = sum(number(line.get(name)) or 0 for name in ("bytes_up", "bytes_down"))
         for name, v in values.items():
             self._number(name, row, float(v))
@@ -181,8 +182,14 @@ class Follow:
         return first, [parsed for part in content.split(b"\n") if (parsed := files.line(part))]
 
 
-def _fits(value: Any, ids: list[int]) -> bool:
-    return isinstance(value, list) and len(value) == len(ids) and all(isinstance(v, int | float | None) for v in value)
+def _each(value: Any, length: int) -> Any:
+    """A list of so many numbers, null among them; None for anything else."""
+    if not isinstance(value, list) or len(value) != length or not set(map(type, value)) <= {int, float, type(None)}:
+        return None
+    try:
+        return np.array(value, dtype=float)
+    except OverflowError:
+        return None
 
 
 def _longer(grid: Any, length: int) -> Any:
@@ -191,4 +198,9 @@ def _longer(grid: Any, length: int) -> Any:
 
 def _short(values: Any) -> list[float | None]:
     """Six digits are more than a screen shows; what is absent is null."""
-    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]
+    values = np.asarray(values, dtype=float)
+    there = np.isfinite(values)
+    size = np.abs(np.where(there & (values != 0), values, 1.0))
+    scale = 10.0 ** np.clip(5 - np.floor(np.log10(size)), -300, 300)
+    digits = (np.round(np.where(there, values, 0.0) * scale) / scale).tolist()
+    return digits if there.all() else [v if known else None for v, known in zip(digits, there.tolist(), strict=True)]

@@ -48,7 +48,7 @@ function chips() {
     const toggle = () => { hidden.has(id) ? hidden.delete(id) : hidden.add(id); chips(); picture.hidden = hidden; picture.draw(); };
     return make("div", { class: "chip" },
       make("button", { type: "button", "aria-pressed": !hidden.has(id), title: hidden.has(id) ? "show" : "hide", onclick: toggle },
-        sign, make("span", {}, id), make("em", {}, row ? percent(row.accuracy) : "")),
+        sign, make("span", {}, make("bdi", {}, id)), make("em", {}, row ? percent(row.accuracy) : "")),
       make("button", { type: "button", class: "drop", "aria-label": `take ${id} away`, onclick: () => choose(id, false) }, "×"));
   }));
   if (focus >= 0) of("chips").querySelectorAll("button")[focus]?.focus();
