@@ -178,7 +178,7 @@ def test_two_nodes_and_one_lost() -> None:
             seen.append(each)
             if k == 1:
                 cluster.remove_node(second, allow_graceful=False)
-        assert cohort.lost == 1
+        assert cohort.lost >= 1  # again, where the new worker was sent to the node before it was known to be gone
         assert [trace["tau"].tolist() for _, trace in seen] == tau
         assert float((seen[-1][0].w - want).abs().max()) < 1e-6
     finally:
