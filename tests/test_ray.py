@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ pytest.importorskip("ray")
 import ray
 from ray.cluster_utils import Cluster
 
+from fedveca.algorithms import FedAvg
+from fedveca.cli import main
 from fedveca.cohorts.ray import Ray, connect, dealt
 from fedveca.cohorts.worker import Sum, Worker, added
 from fedveca.runs.build import build
@@ -29,12 +31,15 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.record import Run
 from fedveca.runs.run import resume, run
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import Shares
 
 pytestmark = pytest.mark.slow
 WIDE = Experiment(
     data="synthetic", partition="writer", model="svm", clients=60, participation=0.5, batch=10, tau_0=5, engine="ray",
     workers=2, rounds=4,
 )  # fmt: skip
+TWO = Shares(torch.arange(4), torch.tensor([0, 2, 4]))
 MLP = replace(WIDE, data="digits", partition="dirichlet", model="mlp", clients=8, participation=1.0, lr=0.05)
 
 
@@ -45,9 +50,12 @@ def cores() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    ray.shutdown()
+def _ray() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield
+        ray.shutdown()
 
 
 def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
@@ -71,6 +79,15 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     assert float((w - want).abs().max()) < 1e-6
     if e.workers == 1:
         assert torch.equal(w, want)
+
+
+@pytest.mark.usefixtures("cores")
+def test_what_the_cluster_cannot_give_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"worker_gpus=0.5: 2 workers need more GPUs than the cluster's 0"):
+        build(replace(WIDE, worker_gpus=0.5))
+    missing = partial(model, "not_there:make", (2,), 2)
+    with pytest.raises(ValueError, match=r"could not be started: .*model=not_there:make cannot be imported"):
+        Ray(FedAvg(0.1), missing, torch.ones(4, 2), torch.zeros(4, dtype=torch.int64), TWO, workers=1, batch=1)
 
 
 class Blow:
@@ -145,7 +162,6 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 def test_two_nodes_and_one_lost() -> None:
     """Each node has one worker; the node of one is lost in a round, and the other node does its share too."""
     ray.shutdown()
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     quiet = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=quiet | {"node_ip_address": "127.0.0.2"})
     try:
@@ -155,22 +171,19 @@ def test_two_nodes_and_one_lost() -> None:
         built = build(e)
         cohort, seen = built.cohort, []
         assert isinstance(cohort, Ray)
-        nodes = ray.get([worker.__ray_call__.remote(_node) for worker in cohort.workers])
+        node = lambda worker: ray.get_runtime_context().get_node_id()  # noqa: E731 (a lambda travels by value)
+        nodes = ray.get([worker.__ray_call__.remote(node) for worker in cohort.workers])
         assert len(set(nodes)) == 2
         for k, each in enumerate(federate(built.algorithm, cohort, built.state, 4, participation=e.participation)):
             seen.append(each)
             if k == 1:
                 cluster.remove_node(second, allow_graceful=False)
-        assert cohort.lost == 1
+        assert cohort.lost >= 1  # again, where the new worker was sent to the node before it was known to be gone
         assert [trace["tau"].tolist() for _, trace in seen] == tau
         assert float((seen[-1][0].w - want).abs().max()) < 1e-6
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def _node(worker: Worker) -> str:
-    return str(ray.get_runtime_context().get_node_id())
 
 
 # what needs no cluster
@@ -224,24 +237,22 @@ def test_sums_of_none() -> None:
         (["worker_gpus=2"], "worker_gpus=2.0 is out of range"),
     ],
 )
-def test_refusals(words: list[str], said: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedveca.cli", "run", "engine=ray", "--out", str(tmp_path / "run"), *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"fedveca: {said}")
-    assert done.stderr.count("\n") == 1
+def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.shutdown()
+    assert main(["run", "engine=ray", "--out", str(tmp_path / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"fedveca: {said}")
+    assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_ray_is_an_extra(tmp_path: Path) -> None:
-    """Without it everything else works, and engine=ray says what to install."""
-    code = (
-        "import sys; sys.modules['ray'] = None; from fedveca.cli import main; "
-        "sys.exit(main(['run', 'engine=ray', '--out', sys.argv[1]]))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (
-        2, "fedveca: engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'\n",
-    )  # fmt: skip
+def test_ray_is_an_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it engine=ray says what to install."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fedveca.cohorts.ray")
+    assert main(["run", "engine=ray", "--out", str(tmp_path / "run")]) == 2
+    said = "fedveca: engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'\n"
+    assert capsys.readouterr().err == said
     assert not (tmp_path / "run").exists()

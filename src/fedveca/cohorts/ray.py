@@ -162,6 +162,8 @@ class Ray:
                 f"workers={len(workers)} did not all find a place on the Ray cluster in {START_S:.0f} s; "
                 f"free: {free.get('CPU', 0):g} cores, {free.get('GPU', 0):g} GPUs"
             ) from None
+        except RayActorError as error:
+            raise ValueError(f"a Ray worker could not be started: {str(error).strip().splitlines()[-1]}") from error
         for theirs in self.about:
             if theirs["fedveca"] != __version__:
                 raise ValueError(f"a Ray worker has fedveca {theirs['fedveca']}, not {__version__}; install the same")
@@ -242,7 +244,7 @@ def connect(address: str, data_bytes: int) -> None:
     ends = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**how)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises bare ones too
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{f'ray_address={address} cannot be reached' if address else 'no Ray'}: {said}") from error
     if ends not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
