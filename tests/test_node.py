@@ -17,6 +17,7 @@ from safetensors.torch import load
 
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
+from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy import worker
 from fedveca.deploy.worker import Memory, own_rows, work
@@ -128,7 +129,7 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
         worker._local.cache_clear()
         said, _ = asked(e, 1, tmp_path)
         assert said["said"] == {"client": 1, "rows": len(mine)}
-        parts.cohort.memory = {}
+        parts.cohort.memory = Memory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
         for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
             said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)
