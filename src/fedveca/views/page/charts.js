@@ -15,11 +15,12 @@ const charts = (() => {
 
   function layout(more) {
     const t = theme();
-    const axis = { gridcolor: t.rule, linecolor: t.rule, zeroline: false, automargin: true, tickcolor: t.rule };
+    // Fixed margins: Plotly's own search for them draws every chart twice.
+    const axis = { gridcolor: t.rule, linecolor: t.rule, zeroline: false, tickcolor: t.rule };
     const base = {
       font: { family: "system-ui, sans-serif", size: 12, color: t.ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      margin: { l: 52, r: 14, t: 10, b: 44 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      margin: { l: 56, r: 14, t: 10, b: 44 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       hoverlabel: { bgcolor: t.panel, bordercolor: t.rule, font: { color: t.ink } },
     };
     for (const [key, value] of Object.entries(more)) base[key] = /^[xy]axis/.test(key) ? { ...axis, ...value } : value;
@@ -117,9 +118,9 @@ const charts = (() => {
     }
     const cut = narrow() ? 0.66 : 0.78;
     return draw(div, traces, {
-      height: map.small ? Math.min(300, tall(y.length)) : tall(y.length), hovermode: "closest", margin: { l: 46, r: 8, t: 10, b: 44 },
-      xaxis: { title: { text: "round" }, domain: beside ? [0, cut] : [0, 1], showgrid: false },
-      ...(beside ? { xaxis2: { title: { text: "label" }, domain: [cut + 0.02, 1], showgrid: false, dtick: mix.labels[0].length > 12 ? undefined : narrow() ? 3 : 1, tick0: 0 } } : {}),
+      height: map.small ? Math.min(300, tall(y.length)) : tall(y.length), hovermode: "closest", margin: { l: 52, r: 54, t: 10, b: 44 },
+      xaxis: { title: { text: "round" }, domain: beside ? [0, cut] : [0, 1], showgrid: false, tickangle: 0 },
+      ...(beside ? { xaxis2: { title: { text: "label" }, domain: [cut + (narrow() ? 0.05 : 0.02), 1], showgrid: false, dtick: mix.labels[0].length > 12 ? undefined : narrow() ? 3 : 1, tick0: 0 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", showgrid: false, dtick: y.length > 30 ? Math.ceil(y.length / 15) : 1 },
     });
   }
@@ -157,7 +158,7 @@ const charts = (() => {
       });
     }
     return draw(div, traces, {
-      height, hovermode: "closest", margin: { l: 46, r: 10, t: 10, b: 44 }, bargap: 0.35,
+      height, hovermode: "closest", margin: { l: 52, r: 14, t: 10, b: 44 }, bargap: 0.35,
       xaxis: labels > 1 ? { title: { text: "label" }, domain: [0, cut], range: [-0.6, labels - 0.4], dtick: labels > 12 ? undefined : 1 } : { title: { text: "rows" } },
       ...(labels > 1 ? { xaxis2: { title: { text: "rows" }, domain: [cut + 0.03, 1], nticks: 4 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", categoryarray: ids, dtick: ids.length > 30 ? Math.ceil(ids.length / 15) : 1 },

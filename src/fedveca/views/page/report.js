@@ -68,12 +68,15 @@
   name();
   swatches();
   let next = 0;
+  const mark = (name) => { root.dataset[name] ??= String(Math.round(performance.now())); };
   (function step() { // one at a time, so that the page answers meanwhile
+    if (next < figures.length && figures[next].div.getBoundingClientRect().top > window.innerHeight) mark("seen");
     if (next < figures.length) {
       figures[next++].draw();
       setTimeout(step, 0);
     } else {
-      root.dataset.drawn = String(Math.round(performance.now()));
+      mark("seen");
+      mark("drawn");
     }
   })();
 })();
