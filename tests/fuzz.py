@@ -56,6 +56,7 @@ def hurt(draw: st.DrawFn, *whole: bytes) -> bytes:
     return data
 
 
+packed = functools.partial(gzip.compress, compresslevel=1, mtime=0)
 ODD = [
     b"\0", b"\xff", b"\0" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"9" * 5000, b"-1", b"1e999",
     b"NaN", b"[" * 3000, b'{"a":' * 3000, b"null", b"true", b'""', b"\n", b"\r", b"\xed\xa0\x80", b"../", b"\x1b[2J",
@@ -135,9 +136,9 @@ def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
 
 
 def archives() -> st.SearchStrategy[bytes]:
-    def packed(mode: str, *infos: tuple[str, bytes, bytes]) -> bytes:
+    def tar(*infos: tuple[str, bytes, bytes]) -> bytes:
         buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
             for name, kind, data in infos:
                 info = tarfile.TarInfo(name)
                 info.size, info.type, info.linkname = len(data), kind, "/etc/passwd"
@@ -146,13 +147,13 @@ def archives() -> st.SearchStrategy[bytes]:
 
     good = ("a", tarfile.REGTYPE, b"yes")
     tars = [
-        packed("w", ("../a", tarfile.REGTYPE, b"no"), ("/a", tarfile.REGTYPE, b"no"), good),
-        packed("w", ("a", tarfile.SYMTYPE, b""), ("a", tarfile.LNKTYPE, b""), ("a", tarfile.FIFOTYPE, b""), good),
-        packed("w", ("x", tarfile.XHDTYPE, b"30 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"), good),
-        packed("w", ("x", tarfile.XHDTYPE, b"9999999999999999999999 size=3\n"), good),
-        packed("w", ("a", tarfile.GNUTYPE_SPARSE, b"yes")),
+        tar(("../a", tarfile.REGTYPE, b"no"), ("/a", tarfile.REGTYPE, b"no"), good),
+        tar(("a", tarfile.SYMTYPE, b""), ("a", tarfile.LNKTYPE, b""), ("a", tarfile.FIFOTYPE, b""), good),
+        tar(("x", tarfile.XHDTYPE, b"30 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"), good),
+        tar(("x", tarfile.XHDTYPE, b"9999999999999999999999 size=3\n"), good),
+        tar(("a", tarfile.GNUTYPE_SPARSE, b"yes")),
     ]
-    return hurt(*map(gzip.compress, tars)) | hurt(*tars).map(lambda tar: gzip.compress(tar, 1))
+    return hurt(*map(packed, tars)) | hurt(*tars).map(packed)
 
 
 def wheels() -> st.SearchStrategy[bytes]:
@@ -241,7 +242,7 @@ READERS = {
     "run folders": Reader(folders, read_folder),
     "checkpoints": Reader(checkpoints, read_checkpoint),
     "idx": Reader(lambda: hurt(*IDX), lambda case, folder: readers.idx(case, "a") is None),
-    "gzipped idx": Reader(lambda: hurt(*map(gzip.compress, IDX)) | hurt(*IDX).map(gzip.compress), read_gz),
+    "gzipped idx": Reader(lambda: hurt(*map(packed, IDX)) | hurt(*IDX).map(packed), read_gz),
     "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: readers.cifar(case, "a") is None),
     "pictures (PNG)": Reader(pictures, lambda case, folder: readers._pixels(case, "a") is None),
     "archives (tar.gz)": Reader(archives, read_archive),

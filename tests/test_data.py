@@ -228,7 +228,9 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
         readers.members(io.BytesIO(buffer.getvalue()), {"a": 3}, "t")
 
 
-@pytest.mark.parametrize("data", [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)])
+@pytest.mark.parametrize(
+    "data", [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)], ids=["none", "junk", "torn", "packed"]
+)
 def test_no_archive_at_all(data: bytes) -> None:
     with pytest.raises(DataError, match=r"t: (broken archive|lacks)"):
         readers.tgz(io.BytesIO(data), {"a": 3}, "t")
