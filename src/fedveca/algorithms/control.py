@@ -14,10 +14,11 @@ def control(A: Tensor, alpha: float, tau_max: int) -> Tensor:
     Only the ratios r_i = min A / A_i count. An A that is NaN or infinite tells that the client's
     gradients ran away: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1.
 
-    >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
-    tensor([ 2,  2, 20])
-    >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
-    tensor([20,  2])
+    Examples:
+        >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
+        tensor([ 2,  2, 20])
+        >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
+        tensor([20,  2])
     """
     A = A.to("cpu", torch.float64)  # 1 / (1 - 0.95) must not fall below 20
     A = torch.where(torch.isnan(A), torch.inf, A).clamp(min=0)
