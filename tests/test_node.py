@@ -20,7 +20,7 @@ from fedveca.cli import main
 from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy import worker
-from fedveca.deploy.worker import Memory, own_rows, work
+from fedveca.deploy.worker import Store, own_rows, work
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 
@@ -57,7 +57,7 @@ def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, token=7, client=1, reach=1)
+    memory = Store(tmp_path, token=7, client=1, reach=1)
     assert memory.before(-1) == {}
     for k in range(10):
         memory.after(k, k - 1, {"c": torch.full((3,), float(k))})
@@ -68,7 +68,7 @@ def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
     memory.after(11, 6, {"c": torch.zeros(3)})
     assert float(memory.before(6)[1]["c"][0]) == 6.0  # the one that counts stays, however old
     with pytest.raises(ValueError, match="lost"):
-        Memory(tmp_path, token=8, client=1, reach=1).before(9)
+        Store(tmp_path, token=8, client=1, reach=1).before(9)
 
 
 def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
