@@ -61,12 +61,12 @@ def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
     assert memory.before(-1) == {}
     for k in range(10):
         memory.after(k, k - 1, {"c": torch.full((3,), float(k))})
-    assert [float(memory.before(k)[1]["c"][0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
+    assert [float(memory.before(k)["c"][0, 0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
     with pytest.raises(ValueError, match="client 1 has lost what it remembered of round 2"):
         memory.before(1)
     memory.after(10, 6, {"c": torch.zeros(3)})
     memory.after(11, 6, {"c": torch.zeros(3)})
-    assert float(memory.before(6)[1]["c"][0]) == 6.0  # the one that counts stays, however old
+    assert float(memory.before(6)["c"][0, 0]) == 6.0  # the one that counts stays, however old
     with pytest.raises(ValueError, match="lost"):
         Store(tmp_path, token=8, client=1, reach=1).before(9)
 
