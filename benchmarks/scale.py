@@ -3,7 +3,8 @@
     python benchmarks/scale.py --out docs/results/scale.json --figure docs/results/scale.svg
 
 Every part runs in a process of its own (`--parts known,flight` takes some and keeps the others of --out). Times are
-the least of several rounds taken in turn, so that what else runs on the machine counts as little as it can.
+the least of several rounds taken in turn, so that what else runs on the machine counts as little as it can; `core_s`
+is the processor time of all threads of the process.
 """
 
 import argparse
@@ -38,16 +39,17 @@ def peak() -> float:
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def least(*calls, turns: int = 7) -> list[float]:
-    """The least seconds of each call, taken in turn after one turn that does not count."""
-    seconds = []
+def least(*calls, turns: int = 9) -> list[dict]:
+    """The least time of each call, taken in turn after one turn that does not count."""
+    times = []
     for _ in range(turns + 1):
-        seconds.append([])
+        times.append([])
         for call in calls:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             call()
-            seconds[-1].append(time.perf_counter() - began)
-    return [min(column) for column in zip(*seconds[1:], strict=True)]
+            times[-1].append((time.perf_counter() - began, time.process_time() - cpu))
+    columns = (zip(*column, strict=True) for column in zip(*times[1:], strict=True))
+    return [{"seconds": min(wall), "core_s": min(cores)} for wall, cores in columns]
 
 
 def round_of(cohort, algorithm: Algorithm, w: torch.Tensor, ids: torch.Tensor, tau: int):
@@ -70,9 +72,9 @@ def hundred_thousand(method: str) -> dict:
         data="synthetic", partition="writer", model="svm", clients=100_000, participation=0.01, rounds=10, batch=BATCH,
         method=method,
     )
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     built = build(e)
-    setup = time.perf_counter() - began
+    setup, cores = time.perf_counter() - began, time.process_time() - cpu
     rows = len(built.data.y)
     del built
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +82,8 @@ def hundred_thousand(method: str) -> dict:
         disk = sum(path.stat().st_size for path in (Path(folder) / "run").iterdir()) / 2**20
     seconds = [line["seconds"] for line in done.rounds]
     return {
-        "method": method, "rows": rows, "setup_s": setup, "peak_mb": peak(), "round_s": min(seconds), "folder_mb": disk,
+        "method": method, "rows": rows, "setup_s": setup, "setup_core_s": cores, "peak_mb": peak(),
+        "round_s": min(seconds), "folder_mb": disk,
     }
 
 
@@ -99,7 +102,7 @@ def known(clients: int) -> dict:
         algorithm.update(state._replace(k=torch.tensor(1)), who, p, report)
 
     total, draw_s = least(whole, lambda: sample(0, 1, clients, min(1000, clients)))
-    return {"clients": clients, "round_s": total, "sample_s": draw_s, "peak_mb": peak()}
+    return {"clients": clients, "round": total, "sample": draw_s, "peak_mb": peak()}
 
 
 def flight(_: int) -> list[dict]:
@@ -114,8 +117,8 @@ def flight(_: int) -> list[dict]:
         problem = SquaredSvm(features)
         cohort = Local(FedAvg(0.01), problem, x, y, shares, batch=BATCH, loss=False)
         calls = [round_of(cohort, FedAvg(0.01), problem.init(), torch.arange(n), tau) for n, tau in mine]
-        for (n, tau), seconds in zip(mine, least(*calls), strict=True):
-            out.append({"n": n, "tau": tau, "P": features, "steps": n * tau, "seconds": seconds})
+        for (n, tau), times in zip(mine, least(*calls), strict=True):
+            out.append({"n": n, "tau": tau, "P": features, "steps": n * tau} | times)
     return out
 
 
@@ -144,8 +147,8 @@ def overhead(features: int) -> list[dict]:
         alone = Local(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
         w, ids = torch.zeros(features), torch.arange(workers)
         calls = [round_of(c, FedAvg(0.01), w, ids, 1) for c in (cohort, alone)]
-        ours, local = least(*calls, turns=12)
-        out.append({"workers": workers, "P": features, "seconds": ours, "local_s": local})
+        ours, local = least(*calls, turns=20)
+        out.append({"workers": workers, "P": features, "seconds": ours["seconds"], "local_s": local["seconds"]})
         del cohort, calls
     return out
 
@@ -159,20 +162,20 @@ def engines(job: str) -> list[dict]:
         built = build(Experiment(**words, engine=engine, workers=workers))
         ids = sample(0, 1, 10_000, 1000)
         call = round_of(built.cohort, built.algorithm, built.state.w, ids, words["tau_0"])
-        seconds = least(call, turns=5)[0]
+        seconds = least(call, turns=5)[0]["seconds"]
         out.append({"job": job, "engine": engine, "workers": workers, "P": built.problem.size, "seconds": seconds})
         del built, call
     return out
 
 
-def fit(rows: list[dict], terms: dict) -> dict:
-    """seconds = sum of terms, none below zero, by least squares of the relative error."""
-    t = np.array([row["seconds"] for row in rows])
+def fit(rows: list[dict], what: str, terms: dict) -> dict:
+    """Time as a sum of terms, none below zero, by least squares of the relative error."""
+    t = np.array([row[what] for row in rows])
     A = np.array([[f(row) for f in terms.values()] for row in rows], float)
     c, _ = nnls(A / t[:, None], np.ones_like(t))
     error = np.abs(A @ c / t - 1)
     coefficients = dict(zip(terms, c.tolist(), strict=True))
-    return {"seconds": coefficients, "error_median": float(np.median(error)), "error_most": float(error.max())}
+    return {what: coefficients, "error_median": float(np.median(error)), "error_most": float(error.max())}
 
 
 PARTS = {
@@ -195,7 +198,7 @@ def modelled(result: dict) -> dict:
         "a round": lambda r: 1, "a worker": lambda r: r["workers"], "a parameter": lambda r: r["P"],
         "a worker's parameter": lambda r: r["workers"] * r["P"],
     }
-    return {"local": fit(rows, local), "ray": fit(ray, over)}
+    return {"local": fit(rows, "core_s", local), "ray": fit(ray, "seconds", over)}
 
 
 def main() -> None:
@@ -216,8 +219,10 @@ def main() -> None:
             args.out.write_text(json.dumps(result, indent=2) + "\n")
     if all(name in result for name in PARTS):
         rows = [row for row in result["flight"] if (row["tau"], row["P"]) == (10, 60)]
-        flying = {row["n"]: row["seconds"] / row["steps"] for row in rows}
-        result["step_10000_over_100"] = flying[10_000] / flying[100]
+        few, many = rows[0], rows[-1]
+        result["step_10000_over_100"] = {
+            what: many[what] / many["steps"] / (few[what] / few["steps"]) for what in ("seconds", "core_s")
+        }
         result["models"] = modelled(result)
         print(json.dumps(result["models"], indent=1))
         if args.out:

@@ -17,7 +17,7 @@ def draw(result: dict, path: Path) -> None:
 
     plt.rcParams.update({"svg.hashsalt": "scale", "font.size": 9, "text.color": INK, "axes.edgecolor": INK})
     figure, panels = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
-    local, ray = (result["models"][name]["seconds"] for name in ("local", "ray"))
+    local, ray = result["models"]["local"]["core_s"], result["models"]["ray"]["seconds"]
 
     def modelled(row: dict) -> float:
         parts = (1, row["n"], row["steps"], row["steps"] * BATCH * row["P"])
@@ -36,7 +36,7 @@ def draw(result: dict, path: Path) -> None:
         rows = sorted(rows, key=lambda row: row[key])
         at = [row[key] for row in rows]
         panel.plot(at, [1e3 * modelled(row) for row in rows], color=ONE, alpha=0.6)
-        panel.plot(at, [1e3 * row["seconds"] for row in rows], "o", color=ONE)
+        panel.plot(at, [1e3 * row["core_s"] for row in rows], "o", color=ONE)
         panel.set_xlabel(label, color=INK)
     for P, colour in zip(sorted({row["P"] for row in result["overhead"]}), (ONE, TWO, THREE), strict=True):
         rows = [row for row in result["overhead"] if row["P"] == P]
@@ -45,7 +45,8 @@ def draw(result: dict, path: Path) -> None:
         panels[3].plot(at, [1e3 * row["seconds"] for row in rows], "o", color=colour, label=f"P = {P:,}")
     panels[3].set_xlabel("Ray workers, one step of one client each", color=INK)
     panels[3].legend(frameon=False, labelcolor=INK)
-    panels[0].set_ylabel("milliseconds a round", color=INK)
+    panels[0].set_ylabel("core-milliseconds a round", color=INK)
+    panels[3].set_ylabel("milliseconds a round", color=INK)
     for panel in panels:
         panel.set_xscale("log")
         panel.set_yscale("log")
