@@ -229,7 +229,8 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)],
+    "data",
+    [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)],
     ids=["none", "junk", "torn", "packed"],
 )
 def test_no_archive_at_all(data: bytes) -> None:
