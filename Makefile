@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check browser clean
+.PHONY: demo test check docs browser clean
 
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
@@ -22,7 +22,10 @@ browser:  ## Chromium for the tests that open pages; where it cannot be installe
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
 	  echo "no chromium, and it cannot be installed here: tests that open pages will be skipped"
 
-test: .venv/ready browser  ## everything: lint, types, all tests
+docs: .venv/ready  ## the documentation site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test: .venv/ready browser  ## everything: lint, types, all tests (one of them builds the site)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest

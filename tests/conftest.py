@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,3 +27,17 @@ def mnist_dir() -> str:
     from fedveca.tasks.fetch import get
 
     return str(get("mnist").parent)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, one for all tests of a file: while it is open, its own event loop holds the thread."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine: `make browser` installs it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()

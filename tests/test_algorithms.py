@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold, control
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold, control
 
 ETA = 0.1
 # Two clients of a three-weight model: F_i = |w - centre_i|^2 / 2, so a gradient is w - centre_i.
@@ -18,7 +18,9 @@ CENTRES = torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 4.0]])
 P = torch.tensor([0.25, 0.75], dtype=torch.float64)
 TAU = torch.tensor([2, 3])
 W0 = torch.zeros(3)
-METHODS = [FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA)]
+METHODS = [
+    FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA), Corrected(ETA, probe_step=False),
+]
 
 
 def walk(algorithm: Algorithm, order: Order, memory: list[dict[str, Tensor]], tau: Tensor) -> list[tuple]:

@@ -6,11 +6,9 @@ import gzip
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 import torch
 
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, METHODS, Experiment, presets
+from fedveca.runs.experiment import FIELDS, METHODS, TABLE_I, Experiment, presets
 from fedveca.runs.record import Run
 from fedveca.tasks.data import NAMES, load
 from fedveca.tasks.partition import RULES, label_counts, partition
@@ -296,11 +294,11 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
             share, loss = row[which]["test_accuracy"], row[which]["test_loss"]
             cells += [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
         assert rows.count(cells) == 1
-    assert [row[0] for row in rows if row and row[0] in METHODS] == list(METHODS)
-    assert first.out.endswith("figure: c/curves.svg   table: c/table.json\n")
+    assert [row[0] for row in rows if row and row[0] in TABLE_I] == list(TABLE_I)
+    assert first.out.endswith("report: c/report.html   figure: c/curves.svg   table: c/table.json\n")
     assert "centralised seed 1  round 3/3" in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
-        "table.json", "curves.svg", "curves.png",
+        "table.json", "curves.svg", "curves.png", "report.html",
     }  # fmt: skip
 
     assert main(argv) == 0  # all is there already
@@ -314,9 +312,9 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
 def test_compare_tells_of_runs_that_stopped(here: Path, capsys: Capture) -> None:
     assert main(["compare", *FAST, "lr=1e4", "rounds=30", "--seeds", "1", "--quiet", "--out", "c"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    stopped = [m for m in METHODS if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
+    stopped = [m for m in TABLE_I if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
     assert "fedveca" in stopped
-    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in METHODS)
+    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in TABLE_I)
     assert (here / "c" / "curves.svg").exists()
 
 
@@ -357,6 +355,34 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
     assert standing(here) == {}
 
 
+# for machines
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["run", *FAST, "--out", "a"], {"folder", "summary"}),
+        (["compare", *FAST, "rounds=2", "--seeds", "1", "--out", "c"], {"folder", "report", "table"}),
+        (["partition", "clients=4"], {"clients", "labels"}),
+        (["list"], {"methods", "data", "models", "partitions", "presets", "settings"}),
+    ],
+)
+def test_json_is_one_object_and_nothing_else(argv: list[str], names: set[str], capsys: Capture, here: Path) -> None:
+    assert main([*argv, "--json"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (set(told), out.count("\n"), err) == (names, 1, "")
+    if "summary" in told:
+        assert told["summary"] == Run.open(told["folder"]).summary
+    if "table" in told:
+        assert told["table"] == json.loads((here / "c" / "table.json").read_text())
+        assert (here / told["report"]).exists()
+    if "labels" in told:
+        assert sum(map(sum, told["labels"])) == 1438
+    if "settings" in told:
+        assert set(told["settings"]) == set(FIELDS)
+
+
 # as a program
 
 
@@ -376,11 +402,12 @@ def test_a_refusal_has_no_traceback(here: Path) -> None:
     assert standing(here) == {}
 
 
-def test_with_a_terminal_one_line_lives(here: Path) -> None:
+def on_a_terminal(words: list[str], **env: str) -> bytes:
+    """What a program shows where both its streams are a terminal."""
     ours, theirs = pty.openpty()
-    words = [*COMMAND, "run", *FAST, "rounds=40", "--out", "a"]
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
-    program = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=theirs, env=env)
+    program = subprocess.Popen(
+        words, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm", "COLUMNS": "150"} | env
+    )
     os.close(theirs)
     shown = b""
     while True:
@@ -392,28 +419,31 @@ def test_with_a_terminal_one_line_lives(here: Path) -> None:
         if not part:
             break
     os.close(ours)
-    out, _ = program.communicate(timeout=120)
-    assert program.returncode == 0
+    assert program.wait(timeout=120) == 0
+    return shown
+
+
+def test_with_a_terminal_one_line_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    shown = on_a_terminal([*COMMAND, "run", *FAST, "rounds=40", "--out", "a"])
     assert "━".encode() in shown
     assert b"round 40/40" in shown
     assert b"\x1b[2K" in shown  # drawn over, and gone at the end
-    assert out.decode().endswith("run folder: a\n")
+    assert shown.endswith(b"run folder: a\r\n")
 
 
-def test_ctrl_c_leaves_a_readable_run(here: Path) -> None:
-    words = [*COMMAND, "run", *FAST, "rounds=1000000", "--out", "a", "--quiet"]
-    program = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    limit = time.monotonic() + 60
-    while not ((rounds := here / "a" / "rounds.jsonl").exists() and rounds.stat().st_size > 2000):
-        assert time.monotonic() < limit
-        assert program.poll() is None
-        time.sleep(0.05)
-    program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=60)
-    assert (program.returncode, out, err) == (130, "", "fedveca: interrupted\n")
-    left = Run.open(here / "a")
-    assert len(left.rounds) > 1
-    assert left.summary == {}
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"CI": "true"}])
+def test_a_terminal_that_wants_plain_lines_gets_them(env: dict[str, str], here: Path) -> None:
+    shown = on_a_terminal([*COMMAND, "run", *FAST, "--out", "a"], **env)
+    assert b"\x1b" not in shown
+    assert [line.split(b"  ")[1] for line in shown.splitlines()[:3]] == [b"round 1/3", b"round 2/3", b"round 3/3"]
+
+
+def test_a_stream_without_unicode_still_gets_its_table(here: Path) -> None:
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "partition"], capture_output=True, text=True, timeout=120, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].split()[-2:] == ["?", "245"]  # a dot for none, elsewhere
 
 
 def test_version(capsys: Capture) -> None:

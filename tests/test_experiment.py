@@ -14,22 +14,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveca.algorithms import FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.runs.build import build, method, steps
 from fedveca.runs.experiment import FIELDS, METHODS, TYPES, Experiment, parse, preset, presets, range_of, read
 
 
 def in_range(key: str) -> st.SearchStrategy[Any]:
-    """Any value that a setting may have."""
+    """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
+    if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
+        return st.just(fixed[key])
     if m["of"]:
         return st.sampled_from(m["of"])
+    if m["some"]:
+        return st.lists(st.sampled_from(m["some"])).map(",".join)
     if TYPES[key] is int:
         return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
     if TYPES[key] is float:
         ends = {"exclude_min": m["open"], "exclude_max": m["open"] and m["high"] < math.inf}
         return st.floats(m["low"], m["high"], allow_infinity=False, **ends)
-    return st.just("svm") if key == "model" else st.text()
+    return st.text()
 
 
 @given(st.fixed_dictionaries({key: in_range(key) for key in FIELDS}))
@@ -97,7 +101,9 @@ def test_words_refused(word: str, said: str) -> None:
         ("tau_max", 1, "tau_max=1 is out of range; allowed: [2, 100000]"),
         ("probe", -1, "probe=-1 is out of range; allowed: >= 0"),
         ("seed", 2**31, "seed=2147483648 is out of range; at most 2147483647"),
-        ("batch", 10**400, f"batch={10**400} is out of range; at most 2147483647"),
+        ("batch", 10**400, "batch is out of range: a number of more than 30 digits; allowed: >= 1"),
+        ("lr", 10**400, "lr is out of range: a number of more than 30 digits; allowed: > 0"),
+        ("rounds", [1], "rounds=[1] is not int; allowed: >= 1"),
         ("rounds", 1.0, "rounds=1.0 is not int; allowed: >= 1"),
         ("rounds", True, "rounds=True is not int; allowed: >= 1"),
         ("rounds", "3", "rounds='3' is not int; allowed: >= 1"),
@@ -191,7 +197,8 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 def test_methods_get_their_hyperparameters() -> None:
     made = [method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
-    assert made == [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
+    plain = [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
+    assert made == [*plain, Corrected(0.5, 0.75, 9, 0.5)]
 
 
 def test_build_puts_the_parts_together() -> None:

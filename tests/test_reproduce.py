@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedveca.cli import main
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import TABLE_I, Experiment
 from fedveca.runs.record import Run
 from fedveca.runs.reproduce import STUDIES, TASKS, Study, reproduce
 from fedveca.runs.run import run
@@ -53,7 +53,9 @@ def test_all_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     assert main(argv) == 0
     printed = capsys.readouterr().out
     results = tmp_path / "reproduction" / "results"
-    assert printed.endswith("results: reproduction/results   runs: reproduction\n")
+    assert printed.endswith(
+        "report: reproduction/report.html   results: reproduction/results   runs: reproduction\n"
+    )
     found = {what: json.loads((results / f"{what}.json").read_text()) for what in STUDIES}
     for what, content in found.items():
         assert content["what"] == what
@@ -92,7 +94,7 @@ def test_some_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     argv = ["reproduce", "all", "--tasks", "svm-mnist", "--seeds", "1", "--out", "here"]
     assert main([*argv, "--device", "cpu"]) == 0
     assert "centralised seed 0  round 14/14" in capsys.readouterr().err
-    assert {path.name for path in out.iterdir()} == {"results", *SVM}
+    assert {path.name for path in out.iterdir()} == {"results", "report.html", *SVM}
     content = json.loads((out / "results" / "table1.json").read_text())
     assert content["command"] == "fedveca reproduce table1 --seeds 1 --tasks svm-mnist"
     assert [entry["task"] for entry in content["results"]] == ["svm-mnist"]
@@ -212,7 +214,7 @@ def check_table1(content: dict[str, Any], seeds: int) -> None:
     """Every aggregate is what its own values give."""
     for entry in content["results"]:
         rows = {row["method"]: row for row in entry["rows"]}
-        assert list(rows) == list(METHODS)
+        assert list(rows) == list(TABLE_I)
         for method, row in rows.items():
             assert row["paper"] == PAPER[entry["task"]][method]
             for which in ("last", "kept"):
@@ -244,9 +246,9 @@ def test_committed_table_adds_up() -> None:
 
 
 def test_committed_pages_show_every_figure() -> None:
-    text = (DOCS / "paper.md").read_text()
-    shown = set(re.findall(r"results/([\w-]+\.svg)", text))
-    assert shown == {path.name for path in (DOCS / "results").glob("*.svg")} - {"speed.svg"}  # the README's
+    pages = (page.read_text("utf-8") for page in (*DOCS.glob("*.md"), DOCS.parent / "README.md"))
+    shown = {name for page in pages for name in re.findall(r"results/([\w-]+\.svg)", page)}
+    assert shown == {path.name for path in (DOCS / "results").glob("*.svg")}
     assert {path.stem for path in (DOCS / "results").glob("*.json")} >= set(STUDIES)
 
 

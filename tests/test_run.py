@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedveca.cohorts import draws
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, spread, table
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import METHODS, TABLE_I, Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.record import Run
 from fedveca.runs.run import Test as Evaluate
@@ -62,7 +62,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     files = {path.name for path in folder.iterdir()}
     assert files - {"checkpoint.former.safetensors"} == {
         "checkpoint.safetensors",
-        "experiment.toml", "environment.json", "rounds.jsonl", "model.safetensors", "summary.json",
+        "experiment.toml", "environment.json", "partition.json", "rounds.jsonl", "model.safetensors", "summary.json",
     }  # fmt: skip
 
     text = (folder / "rounds.jsonl").read_text()
@@ -103,7 +103,7 @@ def shares(e: Experiment) -> list[float]:
 
 
 def test_the_other_methods_record_what_they_have() -> None:
-    for name in METHODS[1:]:
+    for name in TABLE_I[1:]:
         done = run(replace(SMALL, method=name, rounds=2), device="cpu")
         assert [set(line) for line in done.rounds] == [EVERY_ROUND] * 2, name
 
@@ -322,7 +322,7 @@ def test_a_folder_with_a_run_is_not_written(tmp_path: Path, left: str) -> None:
 def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
     e = replace(SMALL, rounds=6, tau_0=5, seed=7)
     runs = compare(e, 2, tmp_path, device="cpu")
-    assert [(r.experiment.method, r.experiment.seed) for r in runs] == [(m, s) for s in (7, 8) for m in METHODS]
+    assert [(r.experiment.method, r.experiment.seed) for r in runs] == [(m, s) for s in (7, 8) for m in TABLE_I]
     sizes = build(e).shares.sizes.tolist()
     for r in runs:
         total = next(v.summary["tau_all"] for v in runs if v.experiment.seed == r.experiment.seed)
@@ -337,7 +337,7 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
 
     rows = json.loads((tmp_path / "table.json").read_text())
     assert rows == table(runs)
-    assert [row["method"] for row in rows] == list(METHODS)
+    assert [row["method"] for row in rows] == list(TABLE_I)
     for row in rows:
         mine = [r for r in runs if r.experiment.method == row["method"]]
         assert set(row) == {"method", "seeds", "tau_all", "last", "kept"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
-from fedveca.commands import deploy, experiments, inspect
+from fedveca.commands import board, deploy, experiments, inspect, show
+from fedveca.runs.stop import CutOff, Stopped, terminable
 from fedveca.version import __version__
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, 1 for a run that could not go on, 2 for bad input, 130 for Ctrl-C."""
+    """Exit code 0, 1 for a run that could not go on, 2 for bad input, 130 for Ctrl-C and SIGTERM."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if any(word.startswith("-") or "words" not in args for word in rest):
@@ -19,13 +21,16 @@ def main(argv: list[str] | None = None) -> int:
     if rest:
         args.words += rest  # settings may stand on both sides of an --option
     try:
-        code: int = args.command(args)
+        with terminable():
+            code: int = args.command(args)
         return code
     except (ValueError, OSError) as error:
         print(f"fedveca: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("fedveca: interrupted", file=sys.stderr)
+        return 1 if isinstance(error, CutOff) else 2
+    except KeyboardInterrupt as error:
+        print(f"fedveca: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+        if argv is None and not isinstance(error, Stopped):
+            os._exit(130)  # now: not when a thread of arithmetic is done
         return 130
 
 
@@ -42,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for family in (experiments, inspect, deploy):
+    for family in (experiments, inspect, show, board, deploy):
         family.add(command)
     return parser
 

@@ -2,6 +2,7 @@
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.algorithms.control import control
+from fedveca.algorithms.corrected import Corrected
 from fedveca.algorithms.fedavg import FedAvg
 from fedveca.algorithms.fednova import FedNova
 from fedveca.algorithms.fedprox import FedProx
@@ -9,5 +10,6 @@ from fedveca.algorithms.fedveca import FedVeca
 from fedveca.algorithms.scaffold import Scaffold
 
 __all__ = [
-    "Algorithm", "FedAvg", "FedNova", "FedProx", "FedVeca", "Named", "Order", "Report", "Scaffold", "control",
+    "Algorithm", "Corrected", "FedAvg", "FedNova", "FedProx", "FedVeca", "Named", "Order", "Report", "Scaffold",
+    "control",
 ]

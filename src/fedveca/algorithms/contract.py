@@ -22,6 +22,8 @@ class Report(NamedTuple):
     mean: Named  # [P] each: sum_i p_i v_i over the n clients that answered
     each: Named  # [n] each: one number a client (tau, loss, beta, spread)
     mass: float  # share of all rows that answered: sum of D_i / D
+    width: int = 4  # bytes of one number of a vector on its way
+    faults: tuple[dict[str, Any], ...] = ()  # {"client": i, "what": why} of those that failed or misbehaved
 
 
 class Model(NamedTuple):

@@ -8,21 +8,25 @@ from torch import Tensor
 TAU_MIN = 2  # the paper keeps tau > 1: with tau = 1 the effect of A vanishes from (14)
 
 
-def control(A: Tensor, alpha: float, tau_max: int) -> Tensor:
+def control(A: Tensor, alpha: float, tau_max: int, distrust: float = 0.0) -> Tensor:
     """tau_i = floor(A_i / (A_i - alpha min_j A_j)), kept in [2, tau_max]: (15), (16), A1.22-26.
 
     Only the ratios r_i = min A / A_i count. An A that is NaN or infinite tells that the client's
-    gradients ran away: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1.
+    gradients ran away: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the
+    smallest A that may be lies: the least one above them stands for min A, and those below have r_i = 1.
 
-    >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
-    tensor([ 2,  2, 20])
-    >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
-    tensor([20,  2])
+    Examples:
+        >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
+        tensor([ 2,  2, 20])
+        >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
+        tensor([20,  2])
+        >>> control(torch.tensor([1.0, 1.5, 0.0]), alpha=0.95, tau_max=50, distrust=0.34)
+        tensor([20,  2, 20])
     """
     A = A.to("cpu", torch.float64)  # 1 / (1 - 0.95) must not fall below 20
     A = torch.where(torch.isnan(A), torch.inf, A).clamp(min=0)
-    least = A.min() if len(A) else A.sum()
-    r = torch.where(least == A, 1.0, least / A)
+    least = A.sort().values[int(distrust * len(A) + 1e-9)] if len(A) else A.sum()
+    r = torch.where(least >= A, 1.0, least / A)
     r = torch.where(torch.isinf(A), 0.0, r)
     tau = torch.floor(1 / (1 - alpha * r) + 1e-9)
     return tau.clamp(TAU_MIN, max(tau_max, TAU_MIN)).to(torch.int64)

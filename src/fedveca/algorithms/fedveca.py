@@ -21,6 +21,13 @@ def norm(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=-1, keepdim=True)  # type: ignore[no-any-return]
 
 
+def smoothness(k: Tensor, w: Tensor, w_last: Tensor, grad: Tensor, grad_last: Tensor, L: Tensor) -> Tensor:
+    """[] float64: the largest L_k so far, A1.16-21; L_k of round k is known one round earlier than in the paper."""
+    steep = (grad - grad_last).norm() / (w - w_last).norm() if k > 0 else grad.norm() / w.norm()  # A1.19, A1.17
+    now = steep.double().cpu()
+    return torch.maximum(L, now) if torch.isfinite(now) else L  # A1.21; 0/0 after a rejected round
+
+
 class Vectorized(NamedTuple):
     w: Tensor  # [P] w_k
     tau: Tensor  # [N] tau_(k,i)
@@ -45,6 +52,7 @@ class FedVeca(Algorithm):
     lr: float
     alpha: float = 0.95
     tau_max: int = 50
+    distrust: float = 0.0  # share of the clients whose A may be too small to be true
     needs_gradient: ClassVar[bool] = True
 
     def init(self, w: Tensor, tau: Tensor) -> Vectorized:
@@ -60,14 +68,11 @@ class FedVeca(Algorithm):
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = spread / state.grad_last.norm().double().cpu() ** 2  # A2.17
             tau = tau.clone()
-            tau[ids] = control(beta**2 * spread, self.alpha, self.tau_max)  # (16); what is common cancels
+            A = beta**2 * spread  # up to what is common, which cancels
+            tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
             seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
-            L = (grad - state.grad_last).norm() / (state.w - state.w_last).norm()  # A1.19, known one round early
-        else:
-            L = grad.norm() / state.w.norm()  # A1.17
-        L = L.double().cpu()
-        L = torch.maximum(state.L, L) if torch.isfinite(L) else state.L  # A1.21; 0/0 after a rejected round
+        L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return Vectorized(w, tau, state.k + 1, state.w, grad, L), seen
 
     def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:

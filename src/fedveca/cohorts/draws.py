@@ -5,6 +5,9 @@ The bits are splitmix64's, in wrapping int64 arithmetic, so that every device dr
 
 from __future__ import annotations
 
+import math
+import os
+
 import torch
 from torch import Tensor
 
@@ -51,3 +54,33 @@ def sample(seed: int, k: int, clients: int, n: int) -> Tensor:
         return torch.arange(clients)
     bits = _key(seed, -1 - k, torch.arange(clients))
     return bits.topk(n, sorted=False).indices.sort().values
+
+
+def uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] float64 in [0, 1): one number for each client of the round; each purpose has draws of its own."""
+    return _unit(_aside(purpose, seed, k, ids))
+
+
+def shuffled(purpose: int, seed: int, clients: int) -> Tensor:
+    """[N] int64: all clients in an order drawn once for the whole run."""
+    return _aside(purpose, seed, 0, torch.arange(clients)).argsort()
+
+
+def normal(purpose: int, seed: int, k: int, ids: Tensor, count: int) -> Tensor:
+    """[n, count] float64, standard normal, by Box and Muller; a negative seed asks the operating system instead."""
+    if seed < 0:
+        bits = torch.frombuffer(bytearray(os.urandom(16 * len(ids) * count)), dtype=torch.int64).to(ids.device)
+    else:
+        bits = _mix(_aside(purpose, seed, k, ids)[:, None] + torch.arange(1, 2 * count + 1, device=ids.device) * _STEP)
+    angle, radius = _unit(bits).view(len(ids), 2, count).unbind(1)
+    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
+
+
+def _aside(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] int64: a stream apart from the one that rows are drawn from."""
+    return _mix(_key(seed, k, ids) + _signed(purpose * _STEP))
+
+
+def _unit(bits: Tensor) -> Tensor:
+    """Of the upper 53 bits: a float64 in [0, 1)."""
+    return _shift(bits, 11).double() * 2.0**-53

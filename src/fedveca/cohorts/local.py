@@ -8,6 +8,7 @@ and one thread a core.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from torch.utils._pytree import tree_map
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts.capture import Lanes, tensor_cores
 from fedveca.cohorts.draws import rows as draw_rows
+from fedveca.cohorts.gather import Gather, Gatherer, Mean, Piece
+from fedveca.cohorts.memory import LIMIT, Memory
 from fedveca.cohorts.rows import Rows
 from fedveca.cohorts.team import Team
 from fedveca.tasks.partition import Shares
@@ -28,6 +31,9 @@ CUDA_CHUNK_BYTES = 512 * 2**20
 THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worth its while
 STREAMS = 16  # clients side by side on a CUDA device
 SMALL = 256  # clients of at most so many probe rows are probed side by side
+
+# (k, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
+Send = Callable[[int, Tensor, Named, Named], tuple[Named, Named]]
 
 
 class Crew(NamedTuple):
@@ -50,7 +56,7 @@ class Crew(NamedTuple):
 class Part(NamedTuple):
     """What a chunk adds to the round."""
 
-    total: Named  # [P] each: sum of D_i v_i over the clients that are well
+    piece: Piece | None  # of the clients' vectors
     each: Named  # [n] each, "well" among them
     memory: Named  # [n, P] each
 
@@ -75,6 +81,10 @@ class Local:
         device: str = "cpu",
         lanes: int = 0,
         threads: int = 0,
+        gather: Gather = Mean,
+        send: Send | None = None,
+        even: bool = False,
+        memory_bytes: int = LIMIT,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe = probe  # rows for F_i(w_k) and its gradient; 0 = all
@@ -82,10 +92,11 @@ class Local:
         self.after = after  # whether F_i after the client's steps is wanted (A2.9)
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
-        self.width, self.faults = 4, list[dict[str, Any]]()  # float32; nothing is lost on the way
-        self.rows = Rows(x[shares.rows], y[shares.rows], pixels, self.device)  # a client's lie side by side
+        self.gather, self.send, self.even = gather, send, even  # even: every client counts the same
+        self.weights = torch.ones_like(self.sizes) if even else self.sizes  # [N]
+        self.rows = Rows(x, y, shares.rows, pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
-        self.memory: dict[int, Named] = {}  # of the clients that were ever seen
+        self.memory = Memory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
         self.team, self._lanes = Team(threads), None
@@ -98,37 +109,39 @@ class Local:
         """Who answered and what; a client whose numbers are not finite does not. tau = 0 only evaluates."""
         by_tau = torch.argsort(tau, descending=True, stable=True)
         crew = Crew.of(ids[by_tau], tau[by_tau], self.start, self.device)
-        total: Named = {}
+        gatherer = self.gather()
         parts = []
         with tensor_cores(self.device):
-            for part in self.team.map(partial(self._chunk, k, order, len(ids)), crew.cut(self._width(len(ids)))):
-                for name, v in part.total.items():
-                    total[name] = total[name] + v if name in total else v  # in a fixed order
-                parts.append(part._replace(total={}))  # vectors go as soon as they are summed
+            work, crews = partial(self._chunk, k, order, len(ids), gatherer), crew.cut(self._width(len(ids)))
+            for some, part in zip(crews, self.team.map(work, crews), strict=True):
+                if part.piece:
+                    gatherer.add(part.piece)  # in a fixed order
+                self._remember(some.ids, part)
+                parts.append(part._replace(piece=None, memory={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         well = each.pop("well") > 0
-        self._remember(crew.ids, well, parts)
         back = torch.argsort(by_tau)
         each, well = {name: v[back][well[back]] for name, v in each.items()}, well[back]
-        mass = float(self.sizes[ids[well]].sum())
-        mean = {name: v / mass for name, v in total.items()} if mass else {}
-        return ids[well], Report(mean, each | {"tau": tau[well].double()}, mass / float(self.sizes.sum()))
+        mass = float(self.weights[ids[well]].sum())
+        each = gatherer.numbers(each) | {"tau": tau[well].double()}
+        return ids[well], Report(gatherer.close(mass), each, mass / float(self.weights.sum()))
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
         worth = n * self.batch * self.rows.numel > THREAD_FLOATS
         return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
-    def _chunk(self, k: int, order: Order, asked: int, crew: Crew) -> Part:
+    def _chunk(self, k: int, order: Order, asked: int, gatherer: Gatherer, crew: Crew) -> Part:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm
         w = order.w.expand(len(crew.ids), -1)  # [n, P]
         most = int(crew.tau[0])
         loss, g0 = self._probe(w, crew, self.loss, algorithm.needs_gradient and most > 0)
         if most == 0:
-            return Part({}, {"loss": loss, "well": torch.isfinite(loss)}, {})
+            return self._sent(k, gatherer, crew, [], {}, {"loss": loss}, {})
         here, start, size, taken = crew.table
-        s = algorithm.start(order, self._recall(crew.ids, order.w), g0)
+        former = self.memory.recall(crew.ids, algorithm.memory(order.w))
+        s = algorithm.start(order, former, g0)
         index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
         if self._lanes:
             w, s = self._lanes.walk(order, s, index, crew.tau.tolist())
@@ -141,11 +154,24 @@ class Local:
             each["loss"] = loss
         if self.after:
             each["after"] = self._probe(w, crew, True, False)[0]
-        norms = [v.norm(dim=-1) for v in (w, *vectors.values(), *memory.values())]
+        own = [v.norm(dim=-1) for v in (w, *memory.values())]
+        if self.send:
+            sound = torch.isfinite(torch.stack(own)).all(0)[:, None]
+            memory, own = {name: torch.where(sound, v, former[name]) for name, v in memory.items()}, []
+        return self._sent(k, gatherer, crew, own, vectors, each, memory)
+
+    def _sent(
+        self, k: int, gatherer: Gatherer, crew: Crew, own: list[Tensor], vectors: Named, each: Named, memory: Named
+    ) -> Part:
+        """What reaches the server: a client is well if all it sent, and its `own` numbers [n], are finite."""
+        if self.send:
+            vectors, each = self.send(k, crew.ids, vectors, each)
+        norms = [*own, *(v.norm(dim=-1) for v in vectors.values())]
         well = torch.isfinite(torch.stack([*norms, *each.values()])).all(0)
-        weight = (size * well).to(w.dtype)
-        total = {name: weight @ torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
-        return Part(total, each | {"well": well}, memory)
+        weight = well if self.even else crew.table[2] * well
+        vectors = {name: torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
+        dtype = next((v.dtype for v in vectors.values()), torch.float32)
+        return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, memory)
 
     def _walk(
         self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int], alone: bool
@@ -165,17 +191,11 @@ class Local:
         out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
 
-    def _remember(self, ids: Tensor, well: Tensor, parts: list[Part]) -> None:
+    def _remember(self, ids: Tensor, part: Part) -> None:
         """Stores the memory of the clients that are well."""
-        if parts[0].memory:
-            each = ({name: v[j] for name, v in p.memory.items()} for p in parts for j in range(len(p.each["well"])))
-            self.memory |= {i: m for i, m, ok in zip(ids.tolist(), each, well.tolist(), strict=True) if ok}
-
-    def _recall(self, ids: Tensor, w: Tensor) -> Named:
-        """[n, P] each: what the clients remember."""
-        new = self.algorithm.memory(w)
-        each = [self.memory.get(i, new) for i in ids.tolist()] if new else []
-        return {name: torch.stack([m[name] for m in each]) for name in new}
+        if part.memory:
+            well = part.each["well"]
+            self.memory.remember(ids[well.cpu()], {name: v[well] for name, v in part.memory.items()})
 
     def _probe(self, w: Tensor, crew: Crew, loss: bool, gradient: bool) -> tuple[Tensor, Tensor]:
         """F_i [n] and grad F_i [n, P] at w [n, P] on `probe` rows of each client, evenly spaced; NaN if not asked.

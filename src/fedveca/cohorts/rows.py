@@ -18,21 +18,20 @@ ROOM_BYTES = 16 * 2**20  # of rows picked at once
 class Rows:
     """On the CPU ready for the model, once; on CUDA as compact as they came, made ready as they are picked."""
 
-    def __init__(self, x: Tensor, y: Tensor, pixels: str, device: torch.device) -> None:
-        self.x, self.y = x.to(device), y.to(device)
+    def __init__(self, x: Tensor, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
+        on_cpu = device.type == "cpu"
+        self.x, self.y = _laid(x, order, pixels) if on_cpu else x[order].to(device), y[order].to(device)
         self.numel = self.x[0].numel()  # of one row
         self._moments = None  # what to take from each row, and what to multiply it by then
         self._own = threading.local()
-        if device.type == "cpu":
-            self.x = _large_pages(prepare(self.x, pixels))
-        elif pixels != "as-is":
+        if not on_cpu and pixels != "as-is":
             parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [n, B, ...] as float32 and labels [n, B]."""
+        """Rows [n, B, ...] as float32 (tokens int64) and labels [n, B, ...]."""
         x, y = self._ready(lambda v: v.index_select(0, index.flatten()))
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def read(self, at: int, stop: int) -> tuple[Tensor, Tensor]:
         """Rows that lie side by side."""
@@ -51,7 +50,8 @@ class Rows:
                 list(team.map(self._lay, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
             else:
                 self._lay((at, x))
-            yield from zip(x.view(*some.shape, *x.shape[1:]), self.y[at].view(some.shape), strict=True)
+            y = self.y[at].view(*some.shape, *self.y.shape[1:])
+            yield from zip(x.view(*some.shape, *x.shape[1:]), y, strict=True)
 
     def _lay(self, piece: tuple[Tensor, Tensor]) -> None:
         index, room = piece
@@ -60,7 +60,7 @@ class Rows:
     def _room(self, rows: int) -> Tensor:
         """This thread's place for rows: fresh memory would cost more than what is laid there."""
         if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
-            self._own.room = torch.empty(rows, *self.x.shape[1:])
+            self._own.room = torch.empty(rows, *self.x.shape[1:], dtype=self.x.dtype)
         room: Tensor = self._own.room[:rows]
         return room
 
@@ -68,9 +68,16 @@ class Rows:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
-        return x.float(), pick(self.y)
+        return x if x.dtype == torch.int64 else x.float(), pick(self.y)
 
 
-def _large_pages(x: Tensor) -> Tensor:
-    """The same numbers in memory that NumPy asks large pages for: rows picked at random miss fewer."""
-    return torch.from_numpy(np.empty(x.shape, np.float32)).copy_(x)
+def _laid(x: Tensor, order: Tensor, pixels: str) -> Tensor:
+    """Rows in `order`, ready for the model, piece by piece: beside x nothing else lies in memory as large.
+
+    NumPy asks large pages for it: rows picked at random miss fewer.
+    """
+    kind = np.int64 if x.dtype == torch.int64 else np.float32
+    out = torch.from_numpy(np.empty((len(order), *x.shape[1:]), kind))
+    for piece, room in zip(torch.split(order, 8192), torch.split(out, 8192), strict=True):
+        room.copy_(prepare(x[piece], pixels))
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedveca.commands.words import Command, experiment_of, out_of, positive, takes_run
+from fedveca.commands.words import Command, experiment_of, out_of, positive, says, takes_run, tell
 
 
 def add(command: Command) -> None:
@@ -15,6 +15,9 @@ def add(command: Command) -> None:
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    compare.add_argument(
+        "--methods", default="", metavar="M,M", help="which; the first, if it chooses its steps, sets the others' total"
+    )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
     again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
     again.add_argument(
@@ -30,7 +33,7 @@ def add(command: Command) -> None:
     again.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     again.add_argument("--workers", type=int, default=1, metavar="N", help="seeds side by side (default 1)")
     again.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
-    again.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    says(again)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -42,49 +45,63 @@ def _run(args: argparse.Namespace) -> int:
         return _resume(args)
     name, experiment = experiment_of(args.words)
     out = out_of(args.out, f"{name}-{experiment.method}")
-    with Screen(args.quiet) as screen:
-        say = silent if args.quiet else None
+    with Screen(args.quiet or args.json) as screen:
+        say = silent if args.quiet or args.json else None
         done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
         screen.summary(done)
+    tell(args, {"folder": str(done.folder), "summary": done.summary})
     return 1 if "stopped" in done.summary else 0
 
 
 def _resume(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from fedveca.runs.experiment import parse
     from fedveca.runs.record import Run
     from fedveca.runs.run import resume
     from fedveca.views.terminal import Screen
 
     settings = parse(args.words)
-    if args.out or set(settings) - {"rounds"}:
-        raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
-    experiment = Run.open(args.resume).experiment
-    with Screen(args.quiet) as screen:
+    if args.out or set(settings) - {"rounds", "data_dir"}:
+        raise ValueError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
+    experiment = replace(Run.open(args.resume).experiment, **settings)
+    with Screen(args.quiet or args.json) as screen:
         watch = screen.run(experiment)
-        done = resume(args.resume, rounds=settings.get("rounds", 0), device=args.device, watch=watch, tell=screen.warn)
+        done = resume(args.resume, **settings, device=args.device, watch=watch, tell=screen.warn)
         screen.summary(done)
+    tell(args, {"folder": str(done.folder), "summary": done.summary})
     return 1 if "stopped" in done.summary else 0
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from fedveca.runs.compare import compare, table
+    from fedveca.runs.experiment import TABLE_I
+    from fedveca.tasks.fetch import silent
     from fedveca.views.figures import curves
+    from fedveca.views.report import write
     from fedveca.views.terminal import Screen
 
     positive(args, "seeds", "workers")
     name, experiment = experiment_of(args.words)
+    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
+    for method in methods:
+        replace(experiment, method=method)  # refuses what is not known
     out = out_of(args.out, f"{name}-compare")
-    with Screen(args.quiet) as screen:
+    with Screen(args.quiet or args.json) as screen:
         runs = compare(
-            experiment, args.seeds, out, device=args.device, workers=args.workers, started=screen.run,
-            ended=screen.ended if args.workers > 1 else None,
+            experiment, args.seeds, out, methods=methods, device=args.device, workers=args.workers, started=screen.run,
+            ended=screen.ended if args.workers > 1 else None, say=silent if args.quiet or args.json else None,
         )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
+        write(runs, out / "report.html")
         screen.table(table(runs), name)
-        screen.say(f"figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
+        screen.say(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
         for done in runs:
             screen.stopped(done)
+    tell(args, {"folder": str(out), "report": str(out / "report.html"), "table": table(runs)})
     return 1 if any("stopped" in done.summary for done in runs) else 0
 
 
@@ -99,7 +116,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     wanted = studies(args.what, tasks)
     resolve(args.device)
     refuse(args.out)
-    with Screen(args.quiet) as screen:
+    with Screen(args.quiet or args.json) as screen:
         runs = reproduce(
             args.what, args.seeds, args.out, tasks=tasks, device=args.device, workers=args.workers,
             data_dir=args.data_dir, started=screen.run,
@@ -109,12 +126,18 @@ def _reproduce(args: argparse.Namespace) -> int:
         for run in stopped:
             screen.stopped(run)
         if stopped:
+            tell(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in stopped]})
             return 1
+        from fedveca.views import report
         from fedveca.views.paper import write
 
+        report.write([run for mine in runs.values() for run in mine], args.out / "report.html")
+        made = []
         only = f" --tasks {args.tasks}" if args.tasks else ""
         for what, of in wanted.items():
             command = f"fedveca reproduce {what} --seeds {args.seeds}{only}"
-            screen.paper(write(what, of, runs, args.out / "results", command))
-        screen.say(f"results: {args.out / 'results'}   runs: {args.out}")
+            made.append(write(what, of, runs, args.out / "results", command))
+            screen.paper(made[-1])
+        screen.say(f"report: {args.out / 'report.html'}   results: {args.out / 'results'}   runs: {args.out}")
+    tell(args, {"folder": str(args.out), "report": str(args.out / "report.html"), "results": made})
     return 0

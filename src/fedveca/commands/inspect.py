@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from fedveca.commands.words import Command, experiment_of, takes_experiment
+from fedveca.commands.words import Command, experiment_of, says, takes_experiment, tell
 
 
 def add(command: Command) -> None:
-    takes_experiment(command("partition", _partition, "Show how many rows of each label every client owns."))
-    command("list", _list, "Show methods, data, models, partitions, presets and every setting.")
+    partition = command("partition", _partition, "Show how many rows of each label every client owns.")
+    takes_experiment(partition)
+    says(partition)
+    says(command("list", _list, "Show methods, data, models, partitions, presets and every setting."))
     data = command("data", _data, "Fetch a data set and check every byte of it.")
     data.add_argument("action", choices=("get",))
     data.add_argument("name", metavar="NAME")
@@ -22,17 +24,20 @@ def _partition(args: argparse.Namespace) -> int:
     from fedveca.views.terminal import Screen
 
     _, experiment = experiment_of(args.words)
-    built = build(experiment)
-    with Screen() as screen:
-        screen.partition(label_counts(built.shares, built.data.y, built.data.classes))
+    built = build(experiment, say=None)
+    counts = label_counts(built.shares, built.data.y, built.data.classes)
+    with Screen(args.quiet or args.json) as screen:
+        screen.partition(counts)
+    tell(args, {"clients": len(counts), "labels": counts.tolist()})
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    from fedveca.views.terminal import Screen
+    from fedveca.views.terminal import Screen, named, settings
 
-    with Screen() as screen:
+    with Screen(args.quiet or args.json) as screen:
         screen.settings()
+    tell(args, named() | {"settings": settings()})
     return 0
 
 

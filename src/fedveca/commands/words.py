@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,12 @@ def takes_run(sub: argparse.ArgumentParser) -> None:
     takes_experiment(sub)
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    says(sub)
+
+
+def says(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    sub.add_argument("--json", action="store_true", help="quiet, and the result as one JSON object on standard output")
 
 
 def experiment_of(words: list[str]) -> tuple[str, Any]:
@@ -43,3 +49,11 @@ def positive(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+
+
+def tell(args: argparse.Namespace, result: dict[str, Any], text: str = "") -> None:
+    """The result on standard output: one JSON object for machines, a line for people if there is one."""
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    elif text and not args.quiet:
+        print(text)

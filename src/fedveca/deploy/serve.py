@@ -50,18 +50,23 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
 def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
     """The federation's clients as a cohort; returns when all are there."""
     from fedveca.cohorts.flower.network import Network
+    from fedveca.cohorts.gather import gather
     from fedveca.runs.build import method
 
     deployable(e)
     return Network(
         grid, method(e), e.clients, {"classes": data.classes, "pixels": data.pixels}, loss=e.keep != "last",
-        after=e.keep == "rollback", wire=e.wire, timeout=e.round_timeout, least=e.min_clients, say=say,
+        after=e.keep == "rollback", wire=e.wire, timeout=e.round_timeout, least=e.min_clients,
+        gather=gather(e.gather, e.gather_clip, e.gather_trim), say=say,
     )
 
 
 def deployable(e: Experiment) -> None:
     if e.method == "centralised":
         raise ValueError("method=centralised has no clients; deploy fedveca, fedavg, fedprox, fednova or scaffold")
+    for name in ("faults", "dp_noise"):
+        if getattr(e, name):
+            raise ValueError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")
     if e.min_clients > e.clients:
         raise ValueError(f"min_clients={e.min_clients} is more than clients={e.clients}")
 

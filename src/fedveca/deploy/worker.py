@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order
 from fedveca.cohorts.local import Local
+from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy.node import alive
 from fedveca.runs.build import deal, method
@@ -62,20 +63,23 @@ def _answer(
     if len(named["w"]) != local.problem.size:
         raise ValueError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
     given = Order(named.pop("w"), named)
-    memory = Memory(folder, order["token"], client, e.checkpoint_every)
-    local.memory = memory.before(order["known"]) if local.algorithm.memory(given.w) else {}
-    who, report = local(order["round"], given, torch.tensor([client]), torch.tensor([order["tau"]]))
+    store, here = Store(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
+    local.memory = Memory(client + 1)
+    if local.algorithm.memory(given.w):
+        local.memory.remember(here, store.before(order["known"]))
+    who, report = local(order["round"], given, here, torch.tensor([order["tau"]]))
     said = {"client": client, "round": order["round"], "tau": order["tau"]}
     if len(who) == 0:
         return said | {"wild": True}, {}, {}
-    if client in local.memory and order["tau"]:
-        memory.after(order["round"], order["known"], local.memory[client])
+    if len(local.memory) and order["tau"]:
+        kept = local.memory.recall(here, local.memory.blank())
+        store.after(order["round"], order["known"], {name: v[0] for name, v in kept.items()})
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
     vectors = {name: narrow(v.cpu().numpy(), order["wire"]) for name, v in report.mean.items()}
     return said, numbers, vectors
 
 
-class Memory:
+class Store:
     """What a client remembers of its rounds, on disk: it survives a killed node, and a server that goes back a round.
 
     The server says which round's memory counts; some former ones stay, as many as its checkpoints reach back.
@@ -84,14 +88,14 @@ class Memory:
     def __init__(self, folder: Path, token: int, client: int, reach: int) -> None:
         self.folder, self.client, self.room = folder / "memory" / f"{token:x}", client, 2 * reach + 2
 
-    def before(self, known: int) -> dict[int, Named]:
-        """After round `known`; -1 is none."""
+    def before(self, known: int) -> Named:
+        """[1, ...] each: after round `known`; -1 is none."""
         if known < 0:
             return {}
         path = self._path(known)
         if not path.exists():
             raise ValueError(f"client {self.client} has lost what it remembered of round {known + 1}")
-        return {self.client: load_file(path)}
+        return {name: v[None] for name, v in load_file(path).items()}
 
     def after(self, k: int, known: int, memory: Named) -> None:
         if not self.folder.exists():

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.draws import per_round
+from fedveca.cohorts.faults import Faults, Inner, Troubled
+from fedveca.cohorts.gather import gather
 from fedveca.cohorts.local import Local
-from fedveca.runs.experiment import Experiment
+from fedveca.cohorts.privacy import Private
+from fedveca.runs.epsilon import Account, private, sending
+from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.runs.given import Partition, named
 from fedveca.tasks import data as datasets
-from fedveca.tasks.data import Dataset
-from fedveca.tasks.models import model
-from fedveca.tasks.partition import Shares, partition
+from fedveca.tasks import models
+from fedveca.tasks.data import Dataset, prepare
+from fedveca.tasks.fetch import silent
+from fedveca.tasks.losses import Rows
+from fedveca.tasks.models import Model
+from fedveca.tasks.own import OWN
+from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
+from fedveca.tasks.trial import Metric, why
 
 
 class Built(NamedTuple):
@@ -27,45 +38,67 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Any  # a Cohort with the clients' memory
+    cohort: Inner
     state: Any
+    experiment: Experiment  # with the names of the objects that were given
+    account: Account | None = None  # of differential privacy
 
 
 def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = None,
-    cohort: Any = None,
+    say: Callable[[str], None] | None = silent,
+    *,
+    model: Model | None = None,
+    loss: Rows | None = None,
+    metric: Metric | None = None,
+    partition: Partition | None = None,
+    method: Algorithm | None = None,
+    cohort: Inner | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
 
     Where the clients are elsewhere `cohort` is given; their rows are then theirs, and need not be here.
     """
-    e = experiment
+    e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
-        data, shares = deal(e, data, say)
+        data, shares = deal(e, data, say, partition)
     else:
         assert data is not None
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
-    problem = model(
-        e.model, tuple(data.x_test.shape[1:]), data.classes,
-        init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed,
+    if partition is not None and e.method != "centralised":
+        e = dataclasses.replace(e, clients=len(shares.sizes))
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
+    remake = partial(
+        models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
+        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
-    algorithm = method(e)
-    cohort = cohort or Local(
-        algorithm, problem, data.x, data.y, shares, batch=e.batch, seed=e.seed, probe=e.probe,
-        loss=e.keep != "last", after=e.keep == "rollback", pixels=data.pixels, device=device,
-    )
-    state = algorithm.init(problem.init().to(device), steps(e, cohort.sizes))
-    return Built(data, shares, problem, algorithm, cohort, state)
+    problem, algorithm = remake(), _algorithm(e, method)
+    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    if cohort is not None:
+        return Built(data, shares, problem, algorithm, cohort, state, e)
+    faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
+    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
+    options: dict[str, Any] = {
+        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
+        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20, "send": sending(privacy, faults),
+        "even": bool(privacy), "gather": gather(e.gather, e.gather_clip, e.gather_trim),
+    }
+    if e.engine == "ray":
+        cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    else:
+        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
+    cohort = Troubled(cohort, faults) if faults else cohort
+    cohort = Private(cohort, privacy) if privacy else cohort
+    return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
 def deal(
-    experiment: Experiment, data: Dataset | None = None, say: Callable[[str], None] | None = None
+    e: Experiment, data: Dataset | None = None, say: Callable[[str], None] | None = silent,
+    own: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
-    e = experiment
     if data is None:
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
@@ -77,16 +110,47 @@ def deal(
     if e.batch > len(data.y):
         raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
     alone = e.method == "centralised"  # FedAvg with one client
-    shares = partition(
-        "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
-        concentration=e.concentration, shards=e.shards, writer=data.writer,
+    if own is None:
+        return data, partition(
+            "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
+            concentration=e.concentration, shards=e.shards, writer=data.writer,
+        )
+    if callable(own):
+        try:
+            own = own(data, e.clients, e.seed)
+        except Exception as error:
+            raise ValueError(f"partition ({e.partition}) fails: {why(error)}") from error
+    shares = given(own, len(data.y))
+    return data, given([torch.unique(shares.rows)], len(data.y)) if alone else shares
+
+
+def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
+    return method(e) if own is None else own
+
+
+def _on_ray(
+    e: Experiment, algorithm: Algorithm, remake: Callable[[], Problem], data: Dataset, shares: Shares,
+    options: dict[str, Any],
+) -> Inner:
+    """The clients on a Ray cluster; what its workers cannot do is refused here."""
+    if e.gather != "mean":
+        raise ValueError(f"gather={e.gather} needs engine=local: Ray's workers return sums, not each client's vectors")
+    try:
+        from fedveca.cohorts.ray import Ray
+    except ModuleNotFoundError as error:
+        raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
+    return Ray(
+        algorithm, remake, data.x, data.y, shares, workers=e.workers, address=e.ray_address, gpus=e.worker_gpus,
+        **options,
     )
-    return data, shares
 
 
 def method(e: Experiment) -> Algorithm:
+    trim = 0.0 if e.gather == "mean" else e.gather_trim
     if e.method == "fedveca":
-        return FedVeca(e.lr, e.alpha, e.tau_max)
+        return FedVeca(e.lr, e.alpha, e.tau_max, trim)
+    if e.method == "corrected":
+        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth, trim)
     if e.method == "fedprox":
         return FedProx(e.lr, e.mu)
     if e.method == "fednova":
@@ -101,7 +165,7 @@ def steps(e: Experiment, sizes: Tensor) -> Tensor:
 
     Where only a share of the clients takes part in a round, each takes so many more.
     """
-    if e.method == "fedveca" or not e.tau_all:
+    if e.method in ADAPTIVE or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
     return (e.tau_all * sizes * len(sizes) // rows).clamp(min=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
+from fedveca.cohorts.memory import Kept
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import whole
+from fedveca.runs.experiment import Experiment, shown
+from fedveca.runs.record import FORMER, LAST, draft, writing
+from fedveca.runs.sound import inside
+from fedveca.tasks.own import OWN
 
-FORMAT = "1"
-LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
+FORMAT = "2"
+BLANK = b"0" * 64
+ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
 
 
 class Course(NamedTuple):
@@ -33,89 +38,112 @@ class Course(NamedTuple):
     least: float  # keep=rollback: the least estimated loss so far
 
 
+def begin(built: Built) -> Course:
+    return Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
+
+
 def mark(experiment: Experiment, built: Built) -> str:
     """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
     seen = hashlib.sha256()
-    skip = ("rounds", "data_dir", "test_every")
+    skip = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
-    x, y = built.data.x, built.data.y
-    for part in (y, x[:: max(1, len(x) // 500)]):
-        seen.update(part.contiguous().numpy().tobytes())
+    if OWN in experiment.model:
+        seen.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
+    shares = built.shares if OWN in experiment.partition else ()
+    for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
+        seen.update(str((part.dtype, tuple(part.shape))).encode())
+        seen.update(_bytes(part))
     return seen.hexdigest()
 
 
-def store(folder: Path, course: Course, memory: dict[int, Named], belongs: str) -> None:
+def store(folder: Path, course: Course, memory: Kept, belongs: str) -> None:
     """Whole or not at all; the former checkpoint stays beside it."""
     named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
     named["numbers"] = torch.tensor(
         [course.round, course.kept_round, course.kept_loss, course.least], dtype=torch.float64
     )
-    named |= {f"memory.{i}.{name}": v for i, m in memory.items() for name, v in m.items()}
-    named = {name: v.detach().cpu().contiguous().clone() for name, v in named.items()}
-    content = save(named, {"format": FORMAT, "mark": belongs, "sum": _sum(named)})
-    if (folder / LAST).exists():
-        os.replace(folder / LAST, folder / FORMER)
-    whole(folder / LAST, content)
+    with writing(folder):
+        named |= {f"memory.{name}": v for name, v in memory.save().items()}
+        content = sealed({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
+        new = draft(folder / LAST, content)
+        if (folder / LAST).exists():
+            os.replace(folder / LAST, folder / FORMER)
+        os.replace(new, folder / LAST)
 
 
-def restore(folder: Path, state: Any, belongs: str, device: str) -> tuple[Course, dict[int, Named], str]:
-    """The last good checkpoint, the clients' memory, and what to tell the user (nothing if all is well)."""
+def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, str]:
+    """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
     said = []
     for name in (LAST, FORMER):
         try:
-            named = _read(folder / name, belongs)
-        except FileNotFoundError:
-            said.append(f"{name} is missing")
-        except Damaged as error:
+            named = _read(inside(folder, name), belongs)
+            rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
+            course = _course(named, built, device)
+            beside = inside(folder, ROWS) if (folder / ROWS).exists() else folder / ROWS
+            built.cohort.memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
+        except Unfit as error:
+            raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
+        except (OSError, ValueError) as error:
             said.append(str(error))
         else:
-            course, memory = _course(named, state, device)
-            return course, memory, f"{'; '.join(said)}; went on from {name}" if said else ""
+            return course, f"{'; '.join(said)}; went on from {name}" if said else ""
     raise ValueError(f"{folder} cannot be resumed: {'; '.join(said)}")
 
 
-class Damaged(ValueError):
-    """A checkpoint that cannot be trusted."""
+class Unfit(ValueError):
+    """A checkpoint that is whole, but not this run's."""
+
+
+def sealed(named: Named, belongs: str, form: str = FORMAT) -> bytes:
+    """The file, with the sum of all its bytes but the sum's own."""
+    content: bytes = save(named, {"format": form, "mark": belongs, "sum": BLANK.decode()})
+    return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
 
 
 def _read(path: Path, belongs: str) -> Named:
     content = path.read_bytes()
     try:
-        named: Named = load(content)
         header = _header(content)
-    except (SafetensorError, ValueError, KeyError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(f"{path.name} is damaged") from error
+        if hashlib.sha256(content.replace(header["sum"].encode(), BLANK, 1)).hexdigest() != header["sum"]:
+            raise ValueError("its content does not match its sum")
+        named: Named = load(content)
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path.name} is damaged") from error
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path} has the format of another version of fedveca ({header.get('format')!r})")
-    if header.get("sum") != _sum(named):
-        raise Damaged(f"{path.name} is damaged: its content does not match its sum")
+        raise Unfit(f"has the format of another version of fedveca ({header.get('format')!r:.40})")
     if header.get("mark") != belongs:
-        raise ValueError(f"{path} belongs to another experiment or other data")
+        raise Unfit("belongs to another experiment or other data")
     return named
 
 
 def _header(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
-    header: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    if size > len(content):
+        raise ValueError("it ends within its header")
+    header: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
     return header
 
 
-def _course(named: Named, state: Any, device: str) -> tuple[Course, dict[int, Named]]:
+def _course(named: Named, built: Built, device: str) -> Course:
+    """Unfit where a tensor is not of the run's shape and kind."""
+    state, w = built.state, built.state.w
+    wanted = {f"state.{name}": v for name, v in state._asdict().items()} | {"kept": w}
+    wanted["numbers"] = torch.empty(4, dtype=torch.float64)
+    for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
+        fits = name in named and name in wanted and _form(named[name]) == _form(wanted[name])
+        if not fits:
+            raise Unfit(f"does not fit this run: {shown(name)}")
     fresh = {name: named[f"state.{name}"].to(v.device) for name, v in state._asdict().items()}
     done, kept_round, kept_loss, least = named["numbers"].tolist()
-    memory: dict[int, Named] = {}
-    for name, v in named.items():
-        if name.startswith("memory."):
-            _, i, what = name.split(".", 2)
-            memory.setdefault(int(i), {})[what] = v.to(device)
-    course = Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
-    return course, memory
+    if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
+        raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
+    return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
 
 
-def _sum(named: Named) -> str:
-    seen = hashlib.sha256()
-    for name in sorted(named):
-        seen.update(name.encode())
-        seen.update(named[name].numpy().tobytes())
-    return seen.hexdigest()
+def _form(v: Tensor) -> tuple[torch.dtype, torch.Size]:
+    return v.dtype, v.shape
+
+
+def _bytes(v: Tensor) -> Any:
+    return v.contiguous().flatten().view(torch.uint8).numpy()

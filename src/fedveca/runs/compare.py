@@ -1,47 +1,69 @@
-"""The paper's fair protocol: FedVeca first, then every rival with the same total of local steps."""
+"""The paper's fair protocol: a method that chooses its steps first, then every rival with the same total of them."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import re
 import shutil
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 
-from fedveca.runs.experiment import METHODS, Experiment
-from fedveca.runs.record import Run, refuse
-from fedveca.runs.run import run
+from fedveca.algorithms import Algorithm
+from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
+from fedveca.runs.given import Own, name_of, named
+from fedveca.runs.lock import held
+from fedveca.runs.record import Run, refuse, whole
+from fedveca.runs.run import resume, run
+from fedveca.runs.stop import SIGNALS, Asked, Stopped, listening
 from fedveca.tasks.data import Dataset, load
+from fedveca.tasks.fetch import silent
+from fedveca.tasks.own import OWN
 
+Method = str | Algorithm
+NONE: Own = {}
 Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
 
 
 class Chain(NamedTuple):
-    """The runs of one seed, in order: FedVeca's total of steps is the others'."""
+    """The runs of one seed, in order: the total of steps that the first one chooses is the others'."""
 
     experiment: Experiment
-    methods: tuple[str, ...]
+    methods: tuple[Method, ...]
     out: Path
     device: str
 
-    def __call__(self, started: Started | None = None, data: Dataset | None = None) -> list[Run]:
+    def __call__(self, stop: Asked, started: Started | None = None, own: Own = NONE) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
-            e = replace(self.experiment, method=method, tau_all=0 if method == "fedveca" else tau_all)
-            folder = self.out / f"{method}-seed{e.seed}"
-            done = finished(folder, e) or run(
-                e, folder, device=self.device, data=data, watch=started(e) if started else None
-            )
-            tau_all = done.summary["tau_all"] if method == "fedveca" else tau_all
+            e = replace(self.experiment, tau_all=0 if method in ADAPTIVE else tau_all)
+            mine: Own = {**own}
+            if isinstance(method, str):
+                e = replace(e, method=method)
+            else:
+                mine["method"] = method
+            folder = self.out / f"{called(method)}-seed{e.seed}"
+            done = finished(folder, e, mine)
+            if not done:
+                if stop():
+                    raise Stopped
+                watch = started(e) if started else None
+                if folder.exists():
+                    done = resume(folder, device=self.device, watch=watch, data_dir=e.data_dir, stop=stop, **mine)
+                else:
+                    done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
+            tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
             runs.append(done)
         return runs
 
@@ -49,68 +71,129 @@ class Chain(NamedTuple):
 def compare(
     experiment: Experiment,
     seeds: int,
-    out: Path,
+    out: Path | str,
     *,
-    methods: tuple[str, ...] = METHODS,
+    methods: tuple[Method, ...] = TABLE_I,
     device: str = "auto",
     workers: int = 1,
     started: Started | None = None,
     ended: Callable[[Run], None] | None = None,
+    say: Callable[[str], None] | None = silent,
+    **own: Unpack[Own],
 ) -> list[Run]:
     """Runs every method for every seed into folders of `out`, and writes table.json there.
 
     A run that is already there, whole and with the same settings, is not repeated; one that was interrupted
-    starts again. With several workers, seeds run in processes side by side and only `ended` is told.
+    goes on. With several workers, seeds run in processes side by side and only `ended` is told. Ctrl-C or SIGTERM
+    ends it after the rounds under way: all saved, then Stopped.
+    Methods are names, or objects of your own; so are `data`, `model`, `loss`, `metric` and `partition` (see `Own`).
     """
+    out = Path(out)
     refuse(out)
+    if own.get("method") is not None:
+        raise ValueError("compare takes methods=(...), names or objects, not method=")
+    if workers > 1 and (own or not all(isinstance(m, str) for m in methods)):
+        raise ValueError(f"workers={workers}: objects of your own are compared in this process, workers=1")
+    if len({called(m) for m in methods}) < len(methods):
+        raise ValueError(f"methods are named twice: {', '.join(map(called, methods))}")
     chains = [
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)
     ]
-    there = (out / f"{m}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
-    data = None if all(map(Path.exists, there)) else _shared(experiment)  # read before anything is written
+    there = (out / f"{called(m)}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
+    if "data" not in own and not all(map(Path.exists, there)):
+        own["data"] = _shared(experiment, say)  # read before anything is written
+    flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
     runs = []
-    for batch in _side_by_side(chains, workers) if workers > 1 else (chain(started, data) for chain in chains):
-        for done in batch:
-            runs.append(done)
-            if ended:
-                ended(done)
-    (out / "table.json").write_text(json.dumps(table(runs), indent=2) + "\n")
+    try:
+        with listening(first=lambda: setattr(flag, "value", 1)) as asked:
+            batches = _side_by_side(chains, workers, flag) if workers > 1 else (c(asked, started, own) for c in chains)
+            for batch in batches:
+                for done in batch:
+                    runs.append(done)
+                    if ended:
+                        ended(done)
+    except Stopped:
+        raise Stopped("stopped after a whole round, all saved; the same command goes on from there") from None
+    whole(out / "table.json", json.dumps(table(runs), indent=2).encode() + b"\n")
     return runs
 
 
-def _side_by_side(chains: list[Chain], workers: int) -> Iterator[list[Run]]:
-    threads = max(1, torch.get_num_threads() // workers)
-    fresh = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    with ProcessPoolExecutor(workers, fresh, _worker, (threads,)) as pool:
+FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+
+
+def _side_by_side(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
+    threads, others = max(1, torch.get_num_threads() // workers), set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, FRESH, _worker, (threads, flag)) as pool:
         try:
-            yield from pool.map(Chain.__call__, chains)
+            try:
+                yield from pool.map(_in_worker, chains)
+            except Stopped:
+                pool.shutdown(cancel_futures=True)  # each worker ends its round
+                raise
         except BrokenProcessPool as error:
             raise OSError("a worker was ended from outside; the same command goes on from there") from error
+        except Stopped:
+            raise
+        except BaseException:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()  # what it wrote is whole
+            raise
 
 
-def _worker(threads: int) -> None:
+_flag: Any = None  # in a worker: whether to stop
+_busy = threading.Lock()
+
+
+def _worker(threads: int, flag: Any) -> None:
+    global _flag
+    _flag = flag
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; the parent tells
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the parent hears them and tells
+    threading.Thread(target=_outlived, daemon=True).start()
 
 
-def finished(folder: Path, experiment: Experiment) -> Run | None:
-    """The run of this experiment that `folder` holds; half a run is cleared away, another's is refused.
+def _in_worker(chain: Chain) -> list[Run]:
+    with _busy:
+        return chain(lambda: bool(_flag.value))
 
-    Where the data lie decides no number, so it may differ.
+
+def _outlived() -> None:
+    """A worker whose parent was killed ends its round and goes."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    _flag.value = 1
+    with _busy:
+        os._exit(1)
+
+
+def called(method: Method) -> str:
+    """A method's name, fit for a folder."""
+    return method if isinstance(method, str) else re.sub(r"[^\w.=]+", "-", name_of("method", method)[4:]).strip("-")
+
+
+def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | None:
+    """The run of this experiment that `folder` holds; what is none yet is cleared away, another's is refused.
+
+    Where the data lie and who tracks the run decide no number, so they may differ.
     """
     if not folder.exists():
         return None
-    if all(path.name.lstrip(".").startswith(("experiment.toml", "environment.json")) for path in folder.iterdir()):
-        shutil.rmtree(folder)  # stopped before its first round
+    names = {path.name for path in folder.iterdir() if path.name[0] != "." and path.stat().st_size}
+    early = {"experiment.toml", "environment.json", "partition.json"}
+    if not {"experiment.toml", "rounds.jsonl"} <= names and names <= early:
+        with held(folder):
+            shutil.rmtree(folder)  # stopped before its first round
         return None
     done = Run.open(folder)
-    if replace(done.experiment, data_dir="") != replace(experiment, data_dir=""):
+    e = named(experiment, **(dict.fromkeys(Own.__annotations__) | own))
+    if own.get("partition") is not None:
+        e = replace(e, clients=done.experiment.clients)
+    if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
         raise ValueError(f"{folder} holds a run with other settings; name another --out")
-    if done.summary:
-        return done
-    shutil.rmtree(folder)
-    return None
+    return done if done.summary else None
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
@@ -121,7 +204,7 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"method": method, "seeds": [r.experiment.seed for r in mine]}
         row["tau_all"] = statistics.fmean(r.summary["tau_all"] for r in mine)
         for which in ("last", "kept"):
-            for name in ("test_loss", "test_accuracy"):
+            for name in ("test_loss", mine[0].metric):
                 row.setdefault(which, {})[name] = spread([r.summary[which][name] for r in mine])
         rows.append(row)
     return rows
@@ -137,6 +220,6 @@ def spread(values: list[float | None]) -> dict[str, Any]:
     }
 
 
-def _shared(e: Experiment) -> Dataset | None:
+def _shared(e: Experiment, say: Callable[[str], None] | None) -> Dataset | None:
     """Data that do not depend on the seed are read once."""
-    return None if e.data == "synthetic" else load(e.data, e.data_dir)
+    return None if e.data == "synthetic" or e.data.startswith(OWN) else load(e.data, e.data_dir, say=say)

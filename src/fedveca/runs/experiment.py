@@ -11,20 +11,28 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedveca.cohorts import faults as adversity
+from fedveca.cohorts.gather import RULES as GATHER
 from fedveca.tasks import data as datasets
+from fedveca.tasks.losses import LOSSES, METRICS
+from fedveca.tasks.own import OWN
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
-METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
+TABLE_I = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
+METHODS = (*TABLE_I, "corrected")
+ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are given it
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 def option(
     default: Any, text: str, *, of: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf,
-    open_ends: bool = False,
+    open_ends: bool = False, some: tuple[str, ...] = (), own: bool = False,
 ) -> Any:
-    """A field with its default, its range and one line of text."""
+    """A field with its default, its range and one line of text; `own` where an object may be given from Python."""
     return dataclasses.field(
-        default=default, metadata={"text": text, "of": of, "low": low, "high": high, "open": open_ends}
+        default=default,
+        metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends, "own": own},
     )
 
 
@@ -32,10 +40,12 @@ def option(
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=METHODS)
-    data: str = option("digits", "data set", of=datasets.NAMES)
-    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory")
-    partition: str = option("case3", "which client owns which rows", of=tuple(RULES))
+    method: str = option("fedveca", "how clients and server work together", of=METHODS, own=True)
+    data: str = option("digits", "data set", of=datasets.NAMES, own=True)
+    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory", own=True)
+    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), own=True)
+    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), own=True)
+    partition: str = option("case3", "which client owns which rows", of=tuple(RULES), own=True)
     clients: int = option(5, "number of clients N", low=1)
     participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
     rounds: int = option(100, "communication rounds K", low=1)
@@ -45,6 +55,7 @@ class Experiment:
     alpha: float = option(0.95, "FedVeca: how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
     tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = option(50, "FedVeca: the most local steps", low=2, high=10**5)
+    smooth: float = option(0.5, "corrected: share of the former rounds in A", low=0, high=0.99)
     tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
     probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
@@ -58,7 +69,21 @@ class Experiment:
     precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
-    engine: str = option("local", "where the clients run", of=("local",))
+    track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
+    faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
+    gather: str = option("mean", "how the clients' vectors become one", of=GATHER)
+    gather_clip: float = option(0.0, "gather=clip: the largest norm (0: the round's median)", low=0)
+    gather_trim: float = option(0.2, "robust gathering: share distrusted at each end", low=0, high=0.5)
+    dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
+    dp_clip: float = option(1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True)
+    dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
+    dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
+    dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
+    memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
+    engine: str = option("local", "where the clients run: in this process, or on a Ray cluster", of=("local", "ray"))
+    workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
+    worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
+    ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
     round_timeout: float = option(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
     min_clients: int = option(1, "Flower: a round with fewer answers is void and repeated", low=1)
     wire: str = option("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
@@ -70,7 +95,11 @@ class Experiment:
         if ":" not in self.model and self.model not in ("svm", "cnn", "mlp"):
             near = difflib.get_close_matches(self.model, ("svm", "cnn", "mlp"), 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"model={self.model} is not known{hint}; it is svm, cnn, mlp or package.module:factory")
+            known_ones = "svm, cnn, mlp or package.module:factory"
+            raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {known_ones}")
+        adversity.parse(self.faults)
+        if self.dp_noise and self.gather != "mean":
+            raise ValueError(f"gather={self.gather} cannot go with dp_noise: the noise is measured for gather=mean")
 
     def toml(self) -> str:
         """Complete: enough to run it again."""
@@ -85,8 +114,9 @@ def read(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known."""
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
+        why = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
+        raise ValueError(f"{source} is not TOML: {why}") from error
     for key in table:
         known(key)
     return table
@@ -96,13 +126,15 @@ def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         try:
-            return read(Path(name).read_text("utf-8"), name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            text = Path(name).read_text("utf-8")
+        except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+            raise ValueError(f"{shown(name)} cannot be read: {shown(str(error))}") from error
+        return read(text, shown(name))
     if name not in presets():
         near = difflib.get_close_matches(name, presets(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"preset {name} is not known{hint}; it is one of {', '.join(presets())}, or a .toml file")
+        all_of_them = ", ".join(presets())
+        raise ValueError(f"preset {shown(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
     return read((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
 
 
@@ -117,7 +149,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{word!r} is not key=value")
+            raise ValueError(f"{shown(repr(word))} is not key=value")
         out[key] = _typed(known(key), value)
     return out
 
@@ -127,7 +159,13 @@ def known(key: str) -> str:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
-    raise ValueError(f"{key} is not a setting; {hint}")
+    raise ValueError(f"{shown(key)} is not a setting; {hint}")
+
+
+def shown(text: str, most: int = 120) -> str:
+    """A user's text as part of one sentence: on one line, printable, and not without end."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -135,6 +173,8 @@ def range_of(field: dataclasses.Field[Any]) -> str:
     m = field.metadata
     if m["of"]:
         return " | ".join(m["of"])
+    if m["some"]:
+        return f"some of {', '.join(m['some'])}"
     if TYPES[field.name] is str:
         return "text"
     left, right = ("(", ")") if m["open"] else ("[", "]")
@@ -149,21 +189,29 @@ def _typed(key: str, value: str) -> Any:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}={value} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        raise ValueError(f"{key}={shown(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
+    if type(value) is int and abs(value) > 10**30:  # neither a float nor, beyond 4300 digits, a text
+        raise ValueError(f"{field.name} is out of range: a number of more than 30 digits; allowed: {range_of(field)}")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{field.name}={value!r} is not {kind.__name__}; allowed: {range_of(field)}")
-    if m["of"] and value not in m["of"]:
+        raise ValueError(f"{field.name}={shown(repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
+    if m["of"] and value not in m["of"] and not (m["own"] and str(value).startswith(OWN)):
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{field.name}={value} is not known{hint}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={shown(str(value))} is not known{hint}; allowed: {range_of(field)}")
+    for word in str(value).split(",") if m["some"] and value else ():
+        if word.strip() not in m["some"]:
+            near = difflib.get_close_matches(word, m["some"], 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            said = f"{field.name}={shown(str(value))}: {shown(repr(word))}"
+            raise ValueError(f"{said} is not known{hint}; allowed: {range_of(field)}")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{field.name}={value!r} is not UTF-8 text")
+        raise ValueError(f"{field.name}={shown(repr(value))} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:
         raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
     if isinstance(value, int | float):

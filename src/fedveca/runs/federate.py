@@ -17,8 +17,6 @@ class Cohort(Protocol):
     """The clients, wherever they are."""
 
     sizes: Tensor  # [N] D_i
-    width: int  # bytes of one number of a vector on its way
-    faults: list[dict[str, Any]]  # of the last round: {"client": i, "what": why it was left out}
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Asks clients `ids` for tau local steps from the order; says who answered, and what."""
@@ -40,8 +38,10 @@ def federate(
     seed: int = 0,
     rollback: bool = False,
     least: float = math.inf,
-) -> Iterator[tuple[Any, Named]]:
-    """The state after each round and what was seen in it: numbers [], or [n] over `ids`.
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The state after each round and what was seen in it: numbers [], or [n] over `ids`, and the round's faults.
+
+    A round in which faults kept everyone away changes nothing.
 
     `rollback` undoes a round whose estimated loss is above the least one before (A1.8-12); `first` and
     `least` let a stopped federation go on.
@@ -50,13 +50,19 @@ def federate(
         ids = chosen(cohort, k, participation, seed)
         order = algorithm.order(state)
         who, report = cohort(k, order, ids, state.tau[ids])
+        trace: dict[str, Any] = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
+        trace |= {"faults": list(report.faults)} if report.faults else {}
+        if len(who) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
+            trace |= {"tau": state.tau[who], "tau_k": torch.tensor(0.0), "accepted": torch.tensor(False)}
+            trace |= {"least": torch.tensor(least, dtype=torch.float64)}
+            yield state, trace | _traffic(order, report, len(ids), 0)
+            continue
         if len(who) == 0:
             raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; a smaller lr usually helps")
         p = cohort.sizes[who].double() / cohort.sizes[who].sum()
         after, seen = algorithm.update(state, who, p, report)
         if not bool(torch.isfinite(after.w).all()):
             raise Diverged(f"round {k + 1}: the averaged model is not finite; a smaller lr usually helps")
-        trace = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
         trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
         trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
         if rollback:
@@ -65,7 +71,7 @@ def federate(
             least = min(F, least)
             after = after if accepted else after._replace(w=state.w)
             trace |= {"accepted": torch.tensor(accepted), "least": torch.tensor(least, dtype=torch.float64)}
-        trace |= _traffic(order, report, len(ids), len(who), cohort.width)
+        trace |= _traffic(order, report, len(ids), len(who))
         state = after
         yield state, trace
 
@@ -85,9 +91,9 @@ def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
     return sample(seed, k, clients, per_round(clients, participation))
 
 
-def _traffic(order: Order, report: Report, asked: int, answered: int, width: int) -> Named:
-    """What crosses a network, in bytes: vectors of `width` bytes a number, and 8-byte numbers."""
-    vector = width * order.w.numel()
+def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:
+    """What crosses a network, in bytes: vectors, and 8-byte numbers."""
+    vector = report.width * order.w.numel()
     down = asked * (vector * (1 + len(order.aux)) + 8)
     up = answered * (vector * len(report.mean) + 8 * len(report.each))
     return {"bytes_down": torch.tensor(down), "bytes_up": torch.tensor(up)}

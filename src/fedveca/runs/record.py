@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveca.runs.experiment import Experiment, read
+from fedveca.runs.experiment import Experiment, read, shown
+from fedveca.runs.sound import inside, sound, table
+from fedveca.runs.stop import CutOff, how_to_resume
 from fedveca.version import __version__
+
+LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
+FILES = ("experiment.toml", "environment.json", "rounds.jsonl", LAST, FORMER, "model.safetensors", "summary.json")
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,33 @@ class Run:
         """Reads a run folder; ValueError with one sentence if it is none."""
         folder = Path(folder)
         try:
-            experiment = Experiment(**read((folder / "experiment.toml").read_text("utf-8"), "experiment.toml"))
-            lines = (folder / "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # a torn last line is not a line
-            summary = folder / "summary.json"
-            closing = json.loads(summary.read_text("utf-8")) if summary.exists() else {}
-            rounds = [json.loads(line) for line in lines]
-            if not all(isinstance(part, dict) for part in (closing, *rounds)):
-                raise ValueError("its summary or one of its rounds is no table of names")
-            return Run(experiment, rounds, closing, folder=folder)
-        except (OSError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{folder} is not a run folder: {error}") from error
+            experiment = Experiment(**read(inside(folder, "experiment.toml").read_text("utf-8"), "experiment.toml"))
+            lines = inside(folder, "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # a torn last line is not a line
+            closing = (folder / "summary.json").exists() and inside(folder, "summary.json").read_text("utf-8")
+            summary = table(closing, "summary.json") if closing is not False else {}
+            rounds = [table(line, f"line {k + 1} of rounds.jsonl") for k, line in enumerate(lines)]
+            sound(rounds, summary)
+            return Run(experiment, rounds, summary, folder=folder)
+        except (OSError, ValueError, TypeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ValueError(f"{shown(str(folder), 400)} is not a run folder: {why}") from error
+
+    @property
+    def metric(self) -> str:
+        """The recorded test value beside the loss: test_accuracy, unless the run told another."""
+        told = (name for line in (self.summary.get("kept", {}), *self.rounds) for name in line)
+        return next((name for name in told if name.startswith("test_") and name != "test_loss"), "test_accuracy")
+    def frame(self) -> Any:
+        """The rounds as a pandas frame: one row a round, one column a recorded name."""
+        from fedveca.views.notebook import frame
+
+        return frame(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: table and curves."""
+        from fedveca.views.notebook import html
+
+        return html(self)
 
     def column(self, name: str) -> list[Any]:
         """One recorded name over the rounds that have it."""
@@ -55,16 +79,18 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rounds = open(path / "rounds.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._rounds = open(path / "rounds.jsonl", "ab", buffering=0)  # noqa: SIM115
 
     @staticmethod
     def make(path: Path, experiment: Experiment, device: str) -> Folder:
-        """A new folder with the settings and the environment."""
+        """A new folder with the environment and the settings; with these it is a run."""
         refuse(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            whole(path / "experiment.toml", experiment.toml().encode())
+            _tidy(path)
             whole(path / "environment.json", _json(environment(device), indent=2))
+            whole(path / "rounds.jsonl", b"")
+            whole(path / "experiment.toml", experiment.toml().encode())
             return Folder(path)
         except OSError as error:
             raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
@@ -73,21 +99,31 @@ class Folder:
     def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> Folder:
         """A folder to go on with, cut back to the rounds of its checkpoint."""
         try:
+            _tidy(path)
             (path / "summary.json").unlink(missing_ok=True)
-            whole(path / "rounds.jsonl", b"".join(_json(line) + b"\n" for line in lines))
             whole(path / "experiment.toml", experiment.toml().encode())
+            whole(path / "rounds.jsonl", b"".join(_json(line) + b"\n" for line in lines))
             return Folder(path)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
+    def partition(self, counts: Tensor, most: int = 200) -> None:
+        """Rows of each label [N, C] by client; of very many clients, evenly spaced ones."""
+        pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
+        told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
+        whole(self.path / "partition.json", _json({name: plain(value) for name, value in told.items()}))
+
     def round(self, line: dict[str, Any]) -> None:
-        self._rounds.write(_json(line).decode() + "\n")
-        self._rounds.flush()
-        os.fsync(self._rounds.fileno())
+        left = _json(line) + b"\n"
+        with writing(self.path):
+            while left:
+                left = left[self._rounds.write(left) :]
+            os.fsync(self._rounds.fileno())
 
     def close(self, summary: dict[str, Any], model: dict[str, Tensor]) -> None:
-        whole(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
-        whole(self.path / "summary.json", _json(summary, indent=2))
+        with writing(self.path):
+            whole(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
+            whole(self.path / "summary.json", _json(summary, indent=2))
 
     def __enter__(self) -> Folder:
         return self
@@ -96,19 +132,53 @@ class Folder:
         self._rounds.close()
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """CutOff, with what to do, where the folder of a run under way cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if not folder.is_dir():
+            raise CutOff(f"{folder} is gone: it was deleted or moved while the run went on") from error
+        raise CutOff(
+            f"{folder} cannot be written: {error.strerror or error}; all up to its last checkpoint is whole, "
+            f"and {how_to_resume(folder)} goes on from there"
+        ) from error
+
+
 def whole(path: Path, content: bytes) -> None:
     """A reader sees the former content or the new one, never a part."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(draft, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    os.replace(draft(path, content), path)
+
+
+def draft(path: Path, content: bytes) -> Path:
+    """The content on the disk, beside the place that it is for."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    try:
+        with open(beside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    return beside
+
+
+def _tidy(folder: Path) -> None:
+    """Takes away the drafts of processes that were killed."""
+    for path in folder.glob(".*"):
+        name, _, process = path.name[1:].rpartition(".")
+        if name in FILES and process.isdigit():
+            path.unlink(missing_ok=True)
 
 
 def refuse(path: Path) -> None:
-    """ValueError where a run folder cannot be made."""
-    if any((path / name).exists() for name in ("experiment.toml", "rounds.jsonl")):
+    """ValueError where a run folder cannot be made; one that was killed before it was made is none."""
+    lines = path / "rounds.jsonl"
+    if (path / "experiment.toml").exists() or (lines.exists() and lines.stat().st_size):
         raise ValueError(f"--out {path} already holds a run; name another folder")
     if path.exists() and not path.is_dir():
         raise ValueError(f"--out {path} is a file; name a folder")

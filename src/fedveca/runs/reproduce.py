@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import METHODS, Experiment, preset
+from fedveca.runs.experiment import TABLE_I, Experiment, preset
 from fedveca.runs.record import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
@@ -30,7 +30,7 @@ class Study(NamedTuple):
 
 
 def _full(name: str) -> Study:
-    return Study(name, name, {}, METHODS)
+    return Study(name, name, {}, TABLE_I)
 
 
 STUDIES: dict[str, tuple[Study, ...]] = {
@@ -88,7 +88,7 @@ def reproduce(
     for study in wanted.values():
         runs[study.name] = compare(
             replace(study.experiment(), data_dir=data_dir), seeds, out / study.name, methods=study.methods,
-            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None,
+            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None, say=None,
         )
     return runs
 

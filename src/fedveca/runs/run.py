@@ -7,19 +7,26 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from fedveca.cohorts.faults import Inner
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import Course, mark, restore, store
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.checkpoint import ROWS, Course, begin, mark, restore, store
+from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
-from fedveca.runs.record import Folder, Run, plain, refuse, summary_of
-from fedveca.tasks.data import Dataset, prepare
+from fedveca.runs.given import Own
+from fedveca.runs.lock import held
+from fedveca.runs.record import FORMER, LAST, Folder, Run, plain, refuse, summary_of
+from fedveca.runs.stop import Asked, Stopped, asked, how_to_resume
+from fedveca.tasks.data import prepare
+from fedveca.tasks.fetch import silent
+from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
+from fedveca.views.trackers import tracked
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -30,23 +37,33 @@ def run(
     *,
     device: str = "auto",
     watch: Watch | None = None,
-    data: Dataset | None = None,
-    say: Callable[[str], None] | None = None,
-    cohort: Any = None,
+    say: Callable[[str], None] | None = silent,
+    stop: Asked | None = None,
+    cohort: Inner | None = None,
+    **own: Unpack[Own],
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
 
-    `cohort` is the clients, where they are not in this process.
+    With a folder, Ctrl-C, SIGTERM or a `stop()` that is true ends it after the round: all saved, then Stopped.
+    `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`. `cohort` is the
+    clients, where they are not in this process.
+
+    Examples:
+        >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
+        2
     """
     device = resolve(device)
     if out is not None:
         refuse(Path(out))
-    built = build(experiment, device, data, say, cohort)
-    course = Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
+    built = build(experiment, device, say=say, cohort=cohort, **own)
+    experiment, course = built.experiment, begin(built)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
-    with Folder.make(Path(out), experiment, device) as folder:
-        return _go(experiment, built, device, course, [], folder, watch)
+    with held(Path(out), made=True), Folder.make(Path(out), experiment, device) as folder, asked(stop) as ending:
+        if len(built.shares.rows):  # where the rows are the clients' own, who knows
+            folder.partition(mix(built))
+        built.cohort.memory.home = folder.path / ROWS
+        return _go(experiment, built, device, course, [], folder, watch, ending)
 
 
 def resume(
@@ -56,28 +73,61 @@ def resume(
     device: str = "auto",
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
-    data: Dataset | None = None,
-    cohort: Any = None,
+    data_dir: str | None = None,
+    stop: Asked | None = None,
+    cohort: Inner | None = None,
+    **own: Unpack[Own],
 ) -> Run:
-    """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted."""
-    former, device = Run.open(out), resolve(device)
-    e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
-    built = build(e, device, data, cohort=cohort)
-    course, built.cohort.memory, said = restore(Path(out), built.state, mark(e, built), device)
+    """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.
+
+    A run that had objects of your own needs them again; others than those are refused.
+    """
+    out, device = Path(out), resolve(device)
+    Run.open(out)
+    with held(out):
+        former = Run.open(out)
+        e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
+        e = e if data_dir is None else replace(e, data_dir=data_dir)
+        built = build(e, device, cohort=cohort, **own)
+        e = built.experiment
+        course, said = _left(out, former, e, built, device)
+        if said and tell:
+            tell(said)
+        lines = [_due(line, e) for line in former.rounds[: course.round]]
+        with Folder.again(out, e, lines) as folder, asked(stop) as ending:
+            return _go(e, built, device, course, lines, folder, watch, ending)
+
+
+def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> tuple[Course, str]:
+    """Where the run in a folder stopped; ValueError where it cannot go on to what is asked."""
+    if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
+        built.cohort.memory.home = out / ROWS
+        return begin(built), f"{out} has no checkpoint yet: it begins again at round 1"
+    course, said = restore(out, built, mark(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
         raise ValueError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
-    if said and tell:
-        tell(said)
-    lines = former.rounds[: course.round]
-    with Folder.again(Path(out), e, lines) as folder:
-        return _go(e, built, device, course, lines, folder, watch)
+    if course.round > e.rounds:
+        raise ValueError(f"rounds={e.rounds} is fewer than the {course.round} that are done in {out}")
+    if e.tau_all and e.method not in ADAPTIVE and not torch.equal(course.state.tau, built.state.tau):
+        raise ValueError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
+    if not all("tau" in line for line in former.rounds):
+        raise ValueError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
+    return course, said
 
 
+def _due(line: dict[str, Any], e: Experiment) -> dict[str, Any]:
+    """A line as a run of e.rounds writes it: what was its last round need not be any more."""
+    k = line["round"] + 1
+    due = k % e.test_every == 0 or k == e.rounds
+    return line if due else {name: v for name, v in line.items() if not name.startswith("test_")}
+
+
+@tracked
 def _go(
     e: Experiment, built: Built, device: str, course: Course, lines: list[dict[str, Any]], folder: Folder | None,
-    watch: Watch | None,
+    watch: Watch | None, ending: Asked = lambda: False,
 ) -> Run:
     """The rounds that are left, then the closing summary."""
     began, stopped = time.perf_counter(), ""
@@ -98,17 +148,21 @@ def _go(
         line = {name: plain(value) for name, value in trace.items() if name != "least"}
         course = judged(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
         line["seconds"] = round(time.perf_counter() - start, 6)
-        if built.cohort.faults:
-            line["faults"] = built.cohort.faults
         if course.round % e.test_every == 0 or course.round == e.rounds:
             line |= test(state.w)
+        if built.account:
+            line["epsilon"] = built.account.spent(course.round)
         lines.append(line)
+        last = ending() or course.round == e.rounds
         if folder:
             folder.round(line)
-            if course.round % e.checkpoint_every == 0 or course.round == e.rounds:
+            if last or course.round % e.checkpoint_every == 0:
                 store(folder.path, course, built.cohort.memory, belongs)
         if watch:
             watch(line)
+        if last and folder and course.round < e.rounds:
+            how = how_to_resume(folder.path)
+            raise Stopped(f"stopped after round {course.round} of {e.rounds}, all saved; to go on: {how}")
     w, kept, kept_round = course.state.w, course.kept, course.kept_round
     if e.keep == "best":
         F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
@@ -117,6 +171,7 @@ def _go(
     summary = summary_of(
         e, sum(sum(line["tau"]) for line in lines), time.perf_counter() - began, rounds=len(lines),
         last={"round": course.round} | test(w), kept={"round": kept_round} | test(kept),
+        **({"epsilon": built.account.spent_in_all(course.round)} if built.account else {}),
         **({"stopped": stopped} if stopped else {}),
     )
     model = {name: v.detach().cpu() for name, v in built.problem.named(kept).items()}
@@ -125,10 +180,17 @@ def _go(
     return Run(e, lines, summary, model, folder.path if folder else None)
 
 
+def mix(built: Built) -> Tensor:
+    """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
+    y = built.data.y
+    labelled = y.dim() == 1 and not y.is_floating_point()
+    return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
+
+
 def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Course:
     """One round more; F(w_k) comes with round k, so under keep=best w_k is judged one round late."""
     w_k, k = course.state.w, course.round
-    if keep == "best":
+    if keep == "best" and "train_loss" in line:  # no one may have answered
         line["accepted"] = line["train_loss"] <= course.kept_loss
         if line["accepted"]:
             course = course._replace(kept=w_k, kept_round=k, kept_loss=line["train_loss"])
@@ -137,7 +199,7 @@ def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Cou
 
 
 class Test:
-    """The test set on the device; a call gives one model's loss and accuracy there."""
+    """The test set on the device; a call gives one model's loss and metric there."""
 
     def __init__(self, built: Built, device: str) -> None:
         self.problem: Problem = built.problem
@@ -146,7 +208,7 @@ class Test:
         if device == "cpu":
             self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.team = Team(0 if device == "cpu" else 1)
-        self.block = 1000 if device == "cpu" else 10000
+        self.block = len(self.y) if self.problem.whole else 1000 if device == "cpu" else 10000
 
     def __call__(self, w: Tensor) -> dict[str, float | None]:
         def part(at: int) -> Tensor:
@@ -154,8 +216,8 @@ class Test:
             return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
 
         sums = torch.stack(list(self.team.map(part, range(0, len(self.y), self.block)))).sum(0)
-        loss, accuracy = (sums / len(self.y)).tolist()
-        return {"test_loss": plain(loss), "test_accuracy": plain(accuracy)}
+        loss, metric = (sums / len(self.y)).tolist()
+        return {"test_loss": plain(loss), f"test_{self.problem.measure}": plain(metric)}
 
 
 def resolve(device: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveca.tasks import fetch, readers
-from fedveca.tasks.readers import DataError
+from fedveca.tasks.archives import DataError
 
 __all__ = ["NAMES", "DataError", "Dataset", "load", "prepare"]
 
@@ -26,19 +26,19 @@ class Dataset:
     """Rows as compact as they came, and how a batch of them becomes the model's input."""
 
     name: str
-    x: Tensor  # [D, ...] uint8 images [D, C, H, W] or float32 features [D, d]
-    y: Tensor  # [D] int64
+    x: Tensor  # [D, ...] uint8 images [D, C, H, W], float32 features [D, d] or int64 tokens [D, T]
+    y: Tensor  # [D, ...] int64 labels, or float32 numbers
     x_test: Tensor
     y_test: Tensor
-    classes: int
+    classes: int  # 0 where y are numbers
     pixels: str  # "as-is" | "unit" | "standardised": see `prepare`
     writer: Tensor | None  # [D] int64: who wrote each training row, where known
 
 
 def prepare(x: Tensor, pixels: str) -> Tensor:
-    """A batch as float32: as it is, divided by 255, or each image [C, H, W] to mean 0 and sd 1."""
+    """A batch as float32: as it is (tokens stay int64), divided by 255, or each image to mean 0 and sd 1."""
     if pixels == "as-is":
-        return x.to(torch.float32)
+        return x if x.dtype == torch.int64 else x.to(torch.float32)
     if pixels == "unit":
         return x.to(torch.float32) * (1 / 255)
     shift, scale = moments(x, pixels)
@@ -122,7 +122,10 @@ def _synthetic(clients: int, heterogeneity: float, seed: int) -> Dataset:
     sizes = _sizes(clients, rng)
     common = torch.randn(FEATURES + 1, CLASSES, generator=rng)
     spread = torch.arange(1, FEATURES + 1).pow(-0.6)  # sd: variances j^-1.2
-    parts = []
+    rows, tests = int(sizes.sum()), int((sizes // 5).sum())
+    x, x_test = torch.empty(rows, FEATURES), torch.empty(tests, FEATURES)  # filled as drawn: nothing lies twice
+    y, y_test = torch.empty(rows, dtype=torch.int64), torch.empty(tests, dtype=torch.int64)
+    at = at_test = 0
     for n in torch.split(sizes, CHUNK):
         own = torch.randn(len(n), FEATURES + 1, CLASSES, generator=rng)
         model = math.sqrt(1 - share) * common + math.sqrt(share) * own
@@ -130,13 +133,15 @@ def _synthetic(clients: int, heterogeneity: float, seed: int) -> Dataset:
         centre = centre + heterogeneity * torch.randn(len(n), 1, generator=rng)
         blocks = (n + n // 5 + BLOCK - 1) // BLOCK
         who = torch.arange(len(n)).repeat_interleave(blocks)
-        x = torch.randn(len(who), BLOCK, FEATURES, generator=rng) * spread + centre[who, None]
-        y = torch.baddbmm(model[who, -1:], x, model[who, :-1]).argmax(2)
+        drawn = torch.randn(len(who), BLOCK, FEATURES, generator=rng) * spread + centre[who, None]
+        label = torch.baddbmm(model[who, -1:], drawn, model[who, :-1]).argmax(2)
         first = (torch.arange(len(who)) - (blocks.cumsum(0) - blocks)[who]) * BLOCK
         row, last = first[:, None] + torch.arange(BLOCK), n[who, None]  # of its client, [blocks, BLOCK]
         train, test = row < last, (row >= last) & (row < last + last // 5)
-        parts.append((x[train], y[train], x[test], y[test]))
-    x, y, x_test, y_test = map(torch.cat, zip(*parts, strict=True))
+        stop, stop_test = at + int(n.sum()), at_test + int((n // 5).sum())
+        x[at:stop], y[at:stop] = drawn[train], label[train]
+        x_test[at_test:stop_test], y_test[at_test:stop_test] = drawn[test], label[test]
+        at, at_test = stop, stop_test
     writer = torch.arange(clients).repeat_interleave(sizes)
     return Dataset("synthetic", x, y, x_test, y_test, CLASSES, "as-is", writer)
 

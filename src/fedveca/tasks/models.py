@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedveca.tasks.problem import FEW, Network, Problem, SquaredSvm
+from fedveca.tasks.losses import Rows
+from fedveca.tasks.problem import Problem, SquaredSvm
+from fedveca.tasks.trial import Goal, Metric, called, tried, why
 
 Shape = tuple[int, ...]
+Model = nn.Module | Callable[[Shape, int], nn.Module]
+Sample = tuple[Tensor, Tensor]
 
 
 class Cnn(nn.Module):
@@ -71,62 +76,51 @@ def model(
     hidden: int = 64,
     precision: str = "float32",
     seed: int = 0,
+    own: Model | None = None,
+    loss: str | Rows = "auto",
+    metric: str | Metric = "auto",
+    sample: Sample | None = None,
 ) -> Problem:
-    """The problem that `name` poses on rows of `shape`; w_0 is a pure function of the seed."""
-    if name == "svm":
+    """The problem that `name`, or a module or factory of one's own, poses on rows of `shape`.
+
+    w_0 is a pure function of the seed, or what the module given holds. `sample` is prepared rows and their
+    targets to try model, loss and metric on; `classes` is 0 where the targets are numbers.
+    """
+    x, y = sample or (torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)), torch.zeros(2).long())
+    if own is None and name == "svm":
+        if y.is_floating_point() or y.dim() > 1 or (loss, metric) != ("auto", "auto"):
+            raise ValueError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
         return SquaredSvm(math.prod(shape))
+    outputs = classes or math.prod(y.shape[1:])
     build: Callable[[], nn.Module]
-    if name == "cnn":
+    said = f"model={name}"
+    if own is not None:
+        said = f"the model ({called(own)})"
+        if not isinstance(own, nn.Module) and not callable(own):
+            raise ValueError(f"model is {type(own).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
+        build = (lambda: deepcopy(own).cpu()) if isinstance(own, nn.Module) else partial(own, shape, outputs)
+    elif name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(shape)}")
-        build = partial(Cnn, shape, classes, init)
+        build = partial(Cnn, shape, outputs, init)
     elif name == "mlp":
-        build = partial(mlp, shape, classes, hidden)
+        build = partial(mlp, shape, outputs, hidden)
     elif ":" in name:
-        build = partial(_import(name), shape, classes)
+        build = partial(_import(name), shape, outputs)
     else:
         raise ValueError(f"model={name} is not known; it is svm, cnn, mlp or package.module:factory")
-    return _network(build, f"model={name}", shape, classes, precision, seed)
-
-
-def _network(
-    build: Callable[[], nn.Module], said: str, shape: Shape, classes: int, precision: str, seed: int
-) -> Network:
-    """A module built under the seed, tried on two rows before it is trusted."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             module = build()
         except Exception as error:
-            wanted = f"rows of shape {list(shape)} and {classes} classes"
-            raise ValueError(f"{said} cannot be built for {wanted}: {_why(error)}") from error
+            wanted = f"rows of shape {list(shape)} and {outputs} {'classes' if classes else 'numbers'}"
+            raise ValueError(f"{said} cannot be built for {wanted}: {why(error)}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise ValueError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
-    network = Network(module, said, precision=precision)
-    rows = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    try:
-        scores, again = (network.scores(network.init(), rows) for _ in range(2))
-    except Exception as error:
-        raise ValueError(f"{said} does not fit rows of shape {list(shape)}: {_why(error)}") from error
-    if scores.shape != (2, classes):
-        raise ValueError(f"{said} gives scores {list(scores.shape)} for 2 rows; {classes} classes need [2, {classes}]")
-    if not torch.equal(scores, again):
-        raise ValueError(f"{said} gives other scores each time: chance within it is not the seed's; leave it out")
-    network.mapped = network.mapped and _can_be_mapped(network, rows)
-    return network
-
-
-def _can_be_mapped(network: Network, rows: Tensor) -> bool:
-    """Whether many clients go through the module at once; one that branches on values takes them one by one."""
-    n = FEW + 1
-    try:
-        y = torch.zeros(n, len(rows), dtype=torch.int64)
-        network.gradients(network.init().repeat(n, 1), rows.expand(n, *rows.shape), y)
-    except Exception:
-        return False
-    return True
+    return tried(module, said, Goal.of(loss, metric, classes), x, y, precision)
 
 
 def _import(name: str) -> Callable[[Shape, int], nn.Module]:
@@ -135,14 +129,9 @@ def _import(name: str) -> Callable[[Shape, int], nn.Module]:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's file may fail in any way
-        raise ValueError(f"model={name} cannot be imported: {_why(error)}") from error
+        raise ValueError(f"model={name} cannot be imported: {why(error)}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     if not callable(factory):
         raise ValueError(f"model={name} is not callable; it must be a factory(shape, classes) -> torch.nn.Module")
     return factory  # type: ignore[no-any-return]
-
-
-def _why(error: Exception) -> str:
-    """One line of it, never none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,11 @@ def partition(
     """The rows of each client under the rule `kind`; no client is left without one."""
     if kind not in RULES:
         raise ValueError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
+    if (kind in LABELLED and y.is_floating_point()) or (kind in (*LABELLED, "shards") and y.dim() > 1):
+        raise ValueError(
+            f"partition={kind} needs one label a row, and y is {y.dtype} {list(y.shape)}; "
+            "take case1, iid, quantity, writer, or lists of rows of your own"
+        )
     if clients > len(y):
         raise ValueError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")
     for attempt in range(20):  # random rules may leave a client empty: deal again
@@ -55,6 +61,28 @@ def partition(
         f"partition={kind} leaves {empty} of {clients} clients without a row; "
         "take fewer clients" + (" or a larger concentration" if kind in ("dirichlet", "quantity") else "")
     )
+
+
+def given(lists: Any, rows: int) -> Shares:
+    """Shares as the user lists them: the rows of client 0, of client 1, ..., of `rows` in all."""
+    if isinstance(lists, str | bytes) or not isinstance(lists, Sequence | np.ndarray) or not len(lists):
+        raise ValueError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")
+    mine = []
+    for i, rows_i in enumerate(lists):
+        index = torch.as_tensor(np.asarray(rows_i))
+        if index.numel() == 0:
+            raise ValueError(f"partition leaves client {i} without a row")
+        if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"partition: client {i} has {index.dtype} {list(index.shape)}; row numbers [n] are needed")
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= rows:
+            bad = low if low < 0 else high
+            raise ValueError(f"partition: client {i} has row {bad}; there are rows 0 to {rows - 1} to train on")
+        mine.append(index.long().sort().values)
+        if bool((mine[-1].diff() == 0).any()):
+            raise ValueError(f"partition: client {i} has a row twice")
+    sizes = torch.tensor([len(index) for index in mine])
+    return Shares(torch.cat(mine), torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
 
 def label_counts(shares: Shares, y: Tensor, classes: int) -> Tensor:
@@ -126,12 +154,12 @@ def quantity(d: Deal) -> Tensor:
 
 
 def shards(d: Deal) -> Tensor:
-    """Rows sorted by label are cut into clients x shards equal pieces, dealt at random."""
+    """Rows sorted by label (or by a number to predict) are cut into clients x shards equal pieces, dealt at random."""
     pieces = d.clients * d.shards
     if pieces > len(d.y):
         raise ValueError(f"clients={d.clients} with shards={d.shards} asks for more pieces than {len(d.y)} rows")
     deal = torch.randperm(pieces, generator=d.generator) % d.clients
-    owner = torch.empty_like(d.y)
+    owner = torch.empty(len(d.y), dtype=torch.int64)
     owner[torch.argsort(d.y, stable=True)] = deal[torch.arange(len(d.y)) * pieces // len(d.y)]
     return owner
 
@@ -161,3 +189,4 @@ RULES: dict[str, Callable[[Deal], Tensor]] = {
     "shards": shards, "quantity": quantity, "writer": writer,
 }
 RANDOM = ("dirichlet", "quantity")
+LABELLED = ("case2", "case3", "dirichlet")

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row
+
 FEW = 6  # clients that are quicker one by one than mapped
-Rows = Callable[[Tensor, Tensor], Tensor]  # scores [B, ...], y [B] -> one number a row [B]
 
 
 class Problem(Protocol):
-    """What clients minimise. Every function is pure; x is float32, ready for the model."""
+    """What clients minimise. Every function is pure; x is float32 (tokens int64), ready for the model."""
 
     size: int  # P
     mapped: bool  # whether many clients are cheaper as one batch than one by one
+    measure: str  # what `losses` tells beside the loss: accuracy, or the name of a metric of one's own
+    whole: bool  # whether that is of all rows at once, no mean over rows
 
     def init(self) -> Tensor:
         """[P] w_0."""
@@ -37,7 +40,7 @@ class Problem(Protocol):
         ...
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss and accuracy at one w [P] on rows x [B, ...], y [B]: each []."""
+        """The mean loss and the metric at one w [P] on rows x [B, ...], y [B]: each []."""
         ...
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
@@ -54,6 +57,7 @@ class SquaredSvm:
 
     ridge = 0.1
     mapped = True
+    measure, whole = "accuracy", False
 
     def __init__(self, features: int) -> None:
         self.size = features
@@ -92,14 +96,6 @@ class SquaredSvm:
         return self
 
 
-def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(scores, y, reduction="none")
-
-
-def hits(scores: Tensor, y: Tensor) -> Tensor:
-    return (scores.argmax(-1) == y).float()
-
-
 class Network:
     """Any module without buffers or randomness, cross-entropy and accuracy unless told otherwise.
 
@@ -111,11 +107,13 @@ class Network:
         module: nn.Module,
         said: str = "the model",
         loss: Rows = cross_entropy,
-        metric: Rows = hits,
+        metric: Rows = accuracy,
         precision: str = "float32",
+        measure: str = "accuracy",
     ) -> None:
         check(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
+        self.measure, self.whole = measure, False
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.sizes = [p.numel() for p in module.parameters()]
         self.size = sum(self.sizes)
@@ -155,16 +153,16 @@ class Network:
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             scores = self.scores(w, x)
-            return self.loss(scores, y).mean(), self.metric(scores, y).mean()
+            return self.loss(scores, y).mean(), torch.as_tensor(self.metric(scores, y), dtype=torch.float32).mean()
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         return self._replica(w.device).scores(w, x)
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        return _mean(self.loss(functional_call(self.module, self.named(w), (x,)), y), weight)
+        return _mean(per_row(self.loss(functional_call(self.module, self.named(w), (x,)), y)), weight)
 
     def fork(self) -> Network:
-        return Network(self.module, "", self.loss, self.metric, self.precision)
+        return Network(self.module, "", self.loss, self.metric, self.precision, self.measure)
 
     def _replica(self, device: torch.device) -> Replica:
         """A module changes while it is called, so each thread has its own on each device."""
@@ -186,7 +184,7 @@ class Replica:
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """F and grad F at one w [P]."""
-        loss = _mean(self.network.loss(self.scores(w, x), y), weight)
+        loss = _mean(per_row(self.network.loss(self.scores(w, x), y)), weight)
         return loss.detach(), self.network.flat(
             torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         )

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedveca.runs.record import Run
-from fedveca.views.figures import LOOK
 from fedveca.views.measures import (
     Runs,
     clear,
@@ -26,6 +25,7 @@ from fedveca.views.measures import (
     variation,
 )
 from fedveca.views.paper_figures import TITLE, Numbers, task
+from fedveca.views.series import LOOK
 
 RIVALS = ("fedavg", "fedprox", "fednova")
 METRICS = ("test_loss", "test_accuracy")

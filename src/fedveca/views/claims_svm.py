@@ -10,9 +10,9 @@ import numpy as np
 from scipy import stats
 
 from fedveca.views.claims import METRICS, RIVALS, Claim, Holds, verdict
-from fedveca.views.figures import LOOK
 from fedveca.views.measures import Array, Runs, grid, level, median, of, reached, roughness, said, variation
 from fedveca.views.paper_figures import Numbers
+from fedveca.views.series import LOOK
 
 CASE = {n: f"svm-mnist-case{n}" for n in (1, 2, 3)}
 FIFTY = "svm-mnist-case3-clients50"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from fedveca.runs.record import Run
+from fedveca.runs.record import Run, whole
+from fedveca.views import series
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's colours: told apart by colour-blind readers too.
-LOOK: dict[str, tuple[str, str, str]] = {
-    "fedveca": ("FedVeca", "#D55E00", "-"),
-    "scaffold": ("SCAFFOLD", "#0072B2", "-"),
-    "fedavg": ("FedAvg", "#009E73", "-"),
-    "fedprox": ("FedProx", "#CC79A7", "--"),
-    "fednova": ("FedNova", "#56B4E9", "-."),
-    "centralised": ("centralised", "#444444", ":"),
-}
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e5e5",
     "grid.linewidth": 0.8, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "fedveca",
@@ -31,28 +24,32 @@ STYLE: Any = {
 
 
 def curves(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Test loss and accuracy over rounds: mean over seeds, band of one standard deviation."""
+    """What was tested over rounds: mean over seeds, band of one standard deviation."""
+    names = [name for name in series.metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.9), layout="constrained")
-        for axis, name, label in zip(
-            axes, ("test_loss", "test_accuracy"), ("test loss", "test accuracy (%)"), strict=True
-        ):
-            for method in dict.fromkeys(r.experiment.method for r in runs):
-                line(axis, [r for r in runs if r.experiment.method == method], name)
+        wide = 4.75 * len(names)
+        figure, axes = plt.subplots(1, len(names), figsize=(wide, 3.9), layout="constrained", squeeze=False)
+        for axis, name in zip(axes[0], names, strict=True):
+            for curve in series.curves(runs):
+                line(axis, curve.runs, name, curve[:3])
             focus(axis, runs, name)
             axis.set_xlabel("round")
-            axis.set_ylabel(label)
-        if axes[1].get_legend_handles_labels()[0]:
-            axes[1].legend(loc="lower right")
+            axis.set_ylabel(name.replace("_", " ") + (" (%)" if "accuracy" in name else ""))
+        if axes[0, -1].get_legend_handles_labels()[0]:
+            axes[0, -1].legend(loc="lower right" if series.rises(names[-1]) else "upper right")
         figure.suptitle(title, fontsize=11)
         save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
-    """The same bytes for the same runs."""
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None} if path.suffix == ".png" else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    """The same bytes for the same runs, whole or not at all."""
+    dated, content = {".svg": "Date", ".png": "Software", ".pdf": "CreationDate"}[path.suffix], io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={dated: None})
     plt.close(figure)
+    try:
+        whole(path, content.getvalue())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:
@@ -68,7 +65,7 @@ def line(
 ) -> None:
     """The mean over seeds and its band, in the look of the runs' method unless told otherwise."""
     method = runs[0].experiment.method
-    label, colour, dash = look or LOOK[method]
+    label, colour, dash = look or series.look(method)
     rounds, each = values(runs, name)
     if not each.size:
         return
@@ -76,7 +73,7 @@ def line(
     if method == "centralised":  # one number, drawn across the rounds as in the paper
         axis.axhline(mean[-1], color=colour, linestyle=dash, linewidth=1.5, label=label)
         return
-    width, over = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2}[dash])
+    width, over = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2, ":": 2.3}[dash])
     axis.plot(rounds, mean, color=colour, linestyle=dash, linewidth=width, label=label, zorder=over)
     if band:
         axis.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)

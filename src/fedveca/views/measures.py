@@ -36,7 +36,7 @@ def handed_out(run: Run) -> Run:
     rounds: list[dict[str, Any]] = []
     for line, good in zip(run.rounds, judged, strict=True):
         best = line if good or not rounds else rounds[-1]
-        rounds.append(line | {name: best[name] for name in ("test_loss", "test_accuracy")})
+        rounds.append(line | {name: best[name] for name in ("test_loss", run.metric)})
     return replace(run, rounds=rounds)
 
 

@@ -10,8 +10,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fedveca.runs.record import Run
-from fedveca.views.figures import LOOK, STYLE, focus, line, save
+from fedveca.views.figures import STYLE, focus, line, save
 from fedveca.views.measures import Runs, closing, grid, handed_out, of
+from fedveca.views.series import LOOK
 
 TITLE = {"svm-mnist": "SVM on MNIST", "cnn-mnist": "CNN on MNIST", "cnn-cifar10": "CNN on CIFAR-10"}
 COLOUR = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}

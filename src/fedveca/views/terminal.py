@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -17,6 +21,7 @@ from fedveca.runs.experiment import FIELDS, METHODS, Experiment, presets, range_
 from fedveca.runs.record import Run
 from fedveca.tasks.data import NAMES
 from fedveca.tasks.partition import RULES
+from fedveca.views.trackers import TrackerFailed
 
 
 class Screen:
@@ -24,11 +29,17 @@ class Screen:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.out = Console(highlight=False, soft_wrap=True)
-        self.progress = Console(stderr=True, highlight=False)
+        plain = any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
+        terminal = False if plain else None  # None: found out by looking
+        self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
+        self.progress = Console(stderr=True, highlight=False, force_terminal=terminal)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a stream that knows no ± still gets its table
         self._live: Live | None = None
+        self._show = warnings.showwarning
 
     def __enter__(self) -> Screen:
+        self._show, warnings.showwarning = warnings.showwarning, self._warned
         if not self.quiet and self.progress.is_terminal:
             self._live = Live(console=self.progress, transient=True, refresh_per_second=8)
             self._live.start()
@@ -38,6 +49,16 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._still()
+        warnings.showwarning = self._show
+
+    def _warned(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:
+        if issubclass(category, TrackerFailed):
+            self.warn(str(message))
+        else:
+            self._show(message, category, filename, lineno, file, line)
 
     def _still(self) -> None:
         if self._live:
@@ -66,22 +87,26 @@ class Screen:
 
         def watch(line: dict[str, Any]) -> None:
             k = line["round"] + 1
-            told = [fault["client"] for fault in line.get("faults", [])]
-            for fault in line.get("faults", []):
-                said = f"{name}: round {k}: client {fault['client']} {fault['what']}"
-                self.progress.print(said, style="yellow", markup=False, soft_wrap=True)
-            if wild := [i for i in line["left_out"] if i not in told]:
+            faults = line.get("faults", [])
+            if not experiment.faults:  # those by design are no news
+                for fault in faults:
+                    said = f"{name}: round {k}: client {fault['client']} {fault['what']}"
+                    self.progress.print(said, style="yellow", markup=False, soft_wrap=True)
+            if wild := sorted(set(line["left_out"]) - {fault["client"] for fault in faults}):
                 who = ", ".join(map(str, wild))
                 self.progress.print(f"{name}: round {k}: left out, not finite: client {who}", style="yellow")
             if self.quiet:
                 return
             left = (time.perf_counter() - began) / k * (total - k)
+            told = Run(experiment, [line], {}).metric
             test = (
-                f"  accuracy {100 * line['test_accuracy']:5.2f} %  loss {line['test_loss']:.4f}"
-                if line.get("test_accuracy") is not None and line.get("test_loss") is not None
+                f"  {_said(told)} {_value(told, line[told])}  loss {line['test_loss']:.4f}"
+                if line.get(told) is not None and line.get("test_loss") is not None
                 else ""
             )
-            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}  {left:.0f} s left"
+            more = f"  epsilon {line['epsilon']:.3g}" if "epsilon" in line else ""
+            more += f"  faults {len(faults)}" if faults else ""
+            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}{more}  {left:.0f} s left"
             if self._live:
                 bar = "━" * round(20 * k / total)
                 self._live.update(Text.assemble((bar, "green"), ("━" * (20 - len(bar)), "dim"), " ", text))
@@ -92,10 +117,10 @@ class Screen:
 
     def ended(self, run: Run, study: str = "") -> None:
         """One line of a run whose rounds were not watched."""
-        e, kept = run.experiment, run.summary["kept"]
+        e, kept, told = run.experiment, run.summary["kept"], run.metric
         if not self.quiet:
             self.progress.print(
-                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  accuracy {_percent(kept['test_accuracy'])}  "
+                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  {_said(told)} {_value(told, kept[told])}  "
                 f"loss {_number(kept['test_loss'])}", soft_wrap=True,
             )
 
@@ -110,14 +135,17 @@ class Screen:
         """The closing lines of one run."""
         self.stopped(run)
         rows = Table(box=None, pad_edge=False)
-        for heading in ("model", "of round", "test accuracy", "test loss"):
+        for heading in ("model", "of round", f"test {_said(run.metric)}", "test loss"):
             rows.add_column(heading, justify="left" if heading == "model" else "right")
         for which in ("kept", "last"):
             s = run.summary[which]
-            rows.add_row(which, str(s["round"]), _percent(s["test_accuracy"]), _number(s["test_loss"]))
+            rows.add_row(which, str(s["round"]), _value(run.metric, s[run.metric]), _number(s["test_loss"]))
         s = run.summary
         self._print(rows)
         self.say(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
+        if "epsilon" in s:
+            e = run.experiment
+            self.say(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {e.dp_delta:g}, a client as the unit")
         self.say(f"run folder: {run.folder}")
 
     def table(self, rows: list[dict[str, Any]], name: str) -> None:
@@ -125,13 +153,15 @@ class Screen:
         shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         shown.add_column("\nmethod", no_wrap=True)
         shown.add_column("local\nsteps", justify="right", no_wrap=True)
-        columns = [(w, n) for w in ("kept", "last") for n in ("test_accuracy", "test_loss")]
+        names = sorted(rows[0]["kept"], key="test_loss".__eq__)  # the loss last
+        columns = [(w, n) for w in ("kept", "last") for n in names]
         for which, what in columns:
-            shown.add_column(f"{which}\n{'accuracy %' if 'acc' in what else 'loss'}", justify="right", no_wrap=True)
+            shown.add_column(f"{which}\n{_said(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
         best = {}
         for which, what in columns:
             rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
             known = [mean for mean in rivals if mean is not None]
+            known = known if what in ("test_accuracy", "test_loss") else []  # of others, who knows what is better
             best[which, what] = (max if "acc" in what else min)(known, default=None)
         for row in rows:
             cells = []
@@ -187,16 +217,15 @@ class Screen:
 
     def settings(self) -> None:
         """Everything that can be named."""
-        for title, names in (
-            ("methods", METHODS), ("data", NAMES), ("models", ("svm", "cnn", "mlp", "package.module:factory")),
-            ("partitions", RULES), ("presets", presets()),
-        ):
+        if self.quiet:
+            return
+        for title, names in named().items():
             self.out.print(f"[bold]{title}[/bold]  {'  '.join(names)}")
         shown = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
         for heading in ("key", "default", "allowed", "meaning"):
             shown.add_column(heading, no_wrap=heading == "key", overflow="fold")
-        for key, field in FIELDS.items():
-            shown.add_row(key, str(field.default) or '""', range_of(field).replace("[", "\\["), field.metadata["text"])
+        for key, of in settings().items():
+            shown.add_row(key, str(of["default"]) or '""', of["allowed"].replace("[", "\\["), of["text"])
         self.out.print()
         self._print(shown)
 
@@ -206,12 +235,36 @@ class Screen:
             self.out.print(table, soft_wrap=False)
 
 
+def named() -> dict[str, list[str]]:
+    """The values that can be named, by what they are of."""
+    models = ["svm", "cnn", "mlp", "package.module:factory"]
+    methods, rules = list(METHODS), list(RULES)
+    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """Every setting with its default, what is allowed and its line of text."""
+    return {
+        key: {"default": field.default, "allowed": range_of(field), "text": field.metadata["text"]}
+        for key, field in FIELDS.items()
+    }
+
+
 def _short(tau: list[int]) -> str:
     return str(tau) if len(tau) <= 8 else f"{min(tau)}..{max(tau)}"
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return "-" if share is None else f"{100 * share:5.2f} %"
+
+
+def _said(name: str) -> str:
+    """test_absolute_error -> absolute error."""
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def _value(name: str, value: float | None) -> str:
+    return _percent(value) if name == "test_accuracy" else _number(value)
 
 
 def _number(value: float | None) -> str:

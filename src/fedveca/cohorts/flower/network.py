@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts.flower.messages import Refused, answer_of, order, packed, question, vector
+from fedveca.cohorts.gather import Gather, Mean
+from fedveca.cohorts.shelf import Damaged
 from fedveca.cohorts.wire import DTYPES, narrow
 
 POLL = 0.25  # seconds between looks for an answer; one that is half uploaded costs a second more
@@ -47,14 +50,14 @@ class Network:
         wire: str = "float32",
         timeout: float = 300.0,
         least: int = 1,
+        gather: Gather = Mean,
         say: Callable[[str], None] = print,
     ) -> None:
         self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
-        self.least, self.say = min(least, clients), say
+        self.least, self.gather, self.say = min(least, clients), gather, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
-        self.memory: dict[int, Named] = {}  # of each client: the last round that counted, and the run's token
+        self.memory = Ledger(clients)
         self.faults: list[dict[str, Any]] = []  # of the last round
-        self._token = secrets.randbits(62)
         self._names = _names(algorithm, loss, after)
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: set[int] = set()  # Flower's nodes that were asked who they are
@@ -70,24 +73,19 @@ class Network:
             self._welcome()
             who, report = self._round(k, order, ids.tolist(), dict(zip(ids.tolist(), tau.tolist(), strict=True)))
             if len(who) >= min(self.least, len(ids)) or (len(who) == 0 and self._all_wild(ids)):
-                for i in who.tolist() if int(tau.max()) > 0 else ():
-                    self.memory[i] = {"round": torch.tensor(k), "token": torch.tensor(self.token)}
-                return who, report
+                if int(tau.max()) > 0:
+                    self.memory.rounds[who] = k
+                faults = tuple(self.faults) if len(who) else ()  # where all ran away, so did the run
+                return who, report._replace(faults=faults, width=self.width)
             for fault in self.faults:
                 fault["what"] += "" if "void" in fault["what"] else f" (attempt {attempt}, void)"
             self.say(f"round {k + 1} is void: {len(who)} of {len(ids)} clients answered; asked again")
         need = min(self.least, len(ids))
         raise TooFew(f"round {k + 1}: fewer than {need} of {len(ids)} clients answered, {REPEATS} times in a row")
 
-    @property
-    def token(self) -> int:
-        """Names this run to the nodes, also after the server was killed and resumed."""
-        known = next(iter(self.memory.values()), None)
-        return int(known["token"]) if known else self._token
-
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
-        total: Named = {}
+        gatherer = self.gather()
         each: dict[str, list[float]] = {}
         who: list[int] = []
         for i in ids:  # in a fixed order, so that sums are the same every time; who is not due waits at the SuperLink
@@ -99,15 +97,14 @@ class Network:
                 self._fault(i, str(error))
                 continue
             who.append(i)
-            for name, v in vectors.items():
-                v = v.double() * int(self.sizes[i])
-                total[name] = total[name].add_(v) if name in total else v
+            rows = self.sizes[i : i + 1].double()
+            gatherer.add(gatherer.part(rows, {name: v.double()[None] for name, v in vectors.items()}))
             for name, number in (numbers | {"tau": float(tau[i])}).items():
                 each.setdefault(name, []).append(number)
         answered = torch.tensor(who, dtype=torch.int64)
         mass = float(self.sizes[answered].sum())
-        mean = {name: (v / mass).to(order.w) for name, v in total.items()}
-        numbers_of = {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()}
+        mean = {name: v.to(order.w) for name, v in gatherer.close(mass).items()}
+        numbers_of = gatherer.numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
         return answered, Report(mean, numbers_of, mass / float(self.sizes.sum()))
 
     def _send(self, k: int, given: Order, ids: list[int], tau: dict[int, int]) -> dict[int, Sent]:
@@ -128,9 +125,8 @@ class Network:
         ttl = 2 * self.timeout + 60
         messages = []
         for i in here:
-            known = self.memory.get(i)
-            words: dict[str, Any] = {"round": k, "tau": tau[i], "token": self.token, "wire": self.wire} | self.note
-            words["known"] = int(known["round"]) if known else -1  # whose memory counts
+            words: dict[str, Any] = {"round": k, "tau": tau[i], "wire": self.wire} | self.note
+            words |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(order(self._node[i], words, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
         sent = {i: Sent(str(m), k, drop) for i, m in zip(here, self.grid.push_messages(messages), strict=True) if m}
@@ -224,6 +220,23 @@ class Network:
     def _all_wild(self, ids: Tensor) -> bool:
         """Whether every client said that its numbers ran away: asking again would not help."""
         return {f["client"] for f in self.faults if f["what"] == WILD} == set(ids.tolist())
+
+
+class Ledger:
+    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
+
+    def __init__(self, clients: int) -> None:
+        self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
+        self.token = secrets.randbits(62)  # the same after the server was killed and resumed
+        self.home: Path | None = None
+
+    def save(self) -> Named:
+        return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
+        if saved.keys() != {"rounds", "token"} or saved["rounds"].shape != self.rounds.shape:
+            raise Damaged("the checkpoint does not say what the clients remember")
+        self.rounds, self.token = saved["rounds"], int(saved["token"])
 
 
 WILD = "has numbers that are not finite"

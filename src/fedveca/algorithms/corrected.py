@@ -1,0 +1,108 @@
+"""FedVeca, corrected: the controller says how far each client walks, SCAFFOLD's correction says where to.
+
+Beyond the paper. A local step goes along g - c_i + c, where c_i is the client's own mean gradient of the last
+round it took part in and c their mean over the clients. The server learns c from the directions it gets anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.control import TAU_MIN, control
+from fedveca.algorithms.fedveca import norm, smoothness
+
+
+class Steered(NamedTuple):
+    w: Tensor  # [P] w_k
+    tau: Tensor  # [N] tau_(k,i)
+    k: Tensor  # [] int64: rounds done
+    w_last: Tensor  # [P] w_(k-1)
+    grad_last: Tensor  # [P] grad F(w_(k-1))
+    L: Tensor  # [] float64: as FedVeca's
+    c: Tensor  # [P] mean of c_i over the clients ever seen, by their rows
+    share: Tensor  # [N] float64: D_i / D of the clients ever seen, 0 for the others
+    log_A: Tensor  # [N] float64: log A_i averaged over rounds, nan while unknown
+
+
+class Walk(NamedTuple):
+    g0: Tensor  # [P] grad F_i(w_k)
+    turn: Tensor  # [P] c - c_i
+    lam: Tensor  # [1] lambda, the step about to be taken
+    far: Tensor  # [1] |w_k - w_lambda|
+    beta: Tensor  # [1] the largest so far
+    spread: Tensor  # [1] delta's numerator over (lambda + 1), the largest so far
+
+
+@dataclass(frozen=True)
+class Corrected(Algorithm):
+    """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used as a step."""
+
+    lr: float
+    alpha: float = 0.95
+    tau_max: int = 50
+    smooth: float = 0.5  # of the former log A in the new one
+    distrust: float = 0.0  # as FedVeca's
+    by_rows: bool = True  # whether tau_i goes with the client's share of the rows
+    probe_step: bool = True  # whether the server steps along grad F(w_k), which it has
+    needs_gradient: ClassVar[bool] = True
+
+    def init(self, w: Tensor, tau: Tensor) -> Steered:
+        zero, none = torch.zeros_like(w), torch.zeros(len(tau), dtype=torch.float64)
+        k, L = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+        return Steered(w, tau, k, w, zero, L, zero, none, torch.full_like(none, torch.nan))
+
+    def order(self, state: Steered) -> Order:
+        return Order(state.w, {"c": state.c})
+
+    def update(self, state: Steered, ids: Tensor, p: Tensor, report: Report) -> tuple[Steered, Named]:
+        G, grad = report.mean["G"], report.mean["grad"]
+        tau_k = float(p @ report.each["tau"])
+        w = state.w - self.lr * (tau_k * G + grad if self.probe_step else tau_k * G)
+        share = state.share.clone()
+        share[ids] = p * report.mass
+        c = state.c + report.mass / float(share.sum()) * (G - state.c)  # G_i - c = c_i+ - c_i
+        tau, log_A, seen = state.tau, state.log_A, Named()
+        if state.k > 0:
+            beta, spread = report.each["beta"].double(), report.each["spread"].double()
+            delta = spread / state.grad_last.norm().double().cpu() ** 2
+            log_A = log_A.clone()
+            log_A[ids] = averaged(log_A[ids], torch.log(self.lr * beta**2 * delta), self.smooth)
+            A = torch.exp(log_A[ids])
+            steps = control(A, self.alpha, self.tau_max, self.distrust).double()
+            steps = steps * p * len(p) if self.by_rows else steps
+            tau = tau.clone()
+            tau[ids] = steps.round().clamp(TAU_MIN, max(self.tau_max, TAU_MIN)).long()
+            seen = {"beta": beta, "delta": delta, "A": A, "L": state.L, "premise": self.lr * tau_k * state.L}
+        L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
+        return Steered(w, tau, state.k + 1, state.w, grad, L, c, share, log_A), seen
+
+    def memory(self, w: Tensor) -> Named:
+        return {"c": torch.full_like(w, torch.nan)}  # not known yet
+
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
+        zero = torch.zeros_like(g0[..., :1])
+        c = order.aux["c"]
+        turn = torch.where(torch.isnan(memory["c"]), 0.0, c - memory["c"])  # a new client starts at c_i = c
+        return Walk(g0, turn, zero, zero, zero, zero)
+
+    def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
+        beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15: the correction cancels
+        w = w - self.lr * (g + s.turn)
+        far = norm(order.w - w)
+        spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17, of corrected gradients
+        best = torch.maximum(s.beta, beta), torch.maximum(s.spread, spread)
+        return w, Walk(s.g0, s.turn, s.lam + 1, far, *best)
+
+    def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        G = (order.w - w) / (self.lr * tau)
+        return {"G": G, "grad": s.g0}, {"beta": s.beta, "spread": s.spread}, {"c": G - s.turn}
+
+
+def averaged(old: Tensor, new: Tensor, smooth: float) -> Tensor:
+    """The average over rounds; in logs, so that a factor common to all clients cancels from every ratio."""
+    return torch.where(torch.isfinite(old) & torch.isfinite(new), smooth * old + (1 - smooth) * new, new)

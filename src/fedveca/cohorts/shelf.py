@@ -1,0 +1,138 @@
+"""Rows of equal length in one file, one for each client, so written that no checkpoint's row is ever overwritten.
+
+A row that changes goes to a free place of the file; the place that it leaves is free again only when neither of
+the two checkpoints on disk can point there. So a checkpoint is the list of places alone, costs what has changed,
+and stays good whenever the process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+NOWHERE = -1
+PIECE_BYTES = 64 * 2**20  # handled at once
+
+
+class Damaged(ValueError):
+    """What is on disk cannot be trusted."""
+
+
+class Shelf:
+    """A file in `path`, or a nameless one that goes with the process."""
+
+    def __init__(self, clients: int, width: int, path: Path | None = None) -> None:
+        self.width, self.path = width, path  # floats of a row
+        self.at = torch.full((clients,), NOWHERE)  # [N] the place of each client's row
+        self.sums = torch.zeros(clients, dtype=torch.int64)  # [N] checksum of each client's row
+        self.fresh = torch.zeros(clients, dtype=torch.bool)  # [N] written since the last checkpoint
+        self.free: list[int] = []
+        self.left = deque([[], [], []], 3)  # type: deque[list[int]]  # places left since, before the last checkpoint
+        self.end = 0  # places of the file
+        self._file = NOWHERE  # its descriptor
+
+    @property
+    def piece(self) -> int:
+        """Rows handled at once."""
+        return max(1, PIECE_BYTES // (4 * self.width))
+
+    def write(self, ids: Tensor, rows: Tensor) -> None:
+        """Keeps rows [n, width] of clients that differ."""
+        if not len(ids):
+            return
+        new = ids[~self.fresh[ids]]
+        leaving = self.at[new]
+        self.left[-1] += leaving[leaving != NOWHERE].tolist()
+        self.at[new] = torch.tensor(self._places(len(new)), dtype=torch.int64)
+        self.fresh[ids] = True
+        place, order = self.at[ids].sort()
+        content = rows.detach().cpu().contiguous().numpy()[order.numpy()]
+        self.sums[ids[order]] = torch.tensor([zlib.crc32(row) for row in content])
+        for a, b, first in _runs(place, self.piece):
+            self._all(os.pwrite, content[a:b], first)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """[n, width]: the rows of clients that have one."""
+        place, order = self.at[ids].sort()
+        content = np.empty((len(ids), self.width), np.float32)
+        for a, b, first in _runs(place, self.piece):
+            self._all(lambda fd, room, at: os.preadv(fd, [room], at), content[a:b], first)
+        out = torch.empty(len(ids), self.width)
+        out[order] = torch.from_numpy(content)
+        return out
+
+    def save(self) -> dict[str, Tensor]:
+        """All rows safe on disk, and what a checkpoint needs to find them."""
+        if self._file != NOWHERE:
+            os.fsync(self._file)
+        self.free += self.left[0]  # no checkpoint on disk is as old
+        self.left.append([])
+        self.fresh.fill_(False)
+        ids = torch.nonzero(self.at != NOWHERE).flatten()
+        return {"ids": ids, "at": self.at[ids], "sums": self.sums[ids], "width": torch.tensor(self.width)}
+
+    @staticmethod
+    def load(clients: int, path: Path, saved: dict[str, Tensor]) -> Shelf:
+        """The shelf as it was saved; Damaged where a row is not what it was."""
+        shelf = Shelf(clients, int(saved["width"]), path)
+        ids = saved["ids"]
+        shelf.at[ids], shelf.sums[ids] = saved["at"], saved["sums"]
+        try:
+            shelf._open(os.O_RDWR)
+            shelf.end = os.fstat(shelf._file).st_size // (4 * shelf.width)
+            if int(saved["at"].max()) >= shelf.end:
+                raise EOFError("it ends too early")
+            for some in torch.split(ids, shelf.piece):
+                found = torch.tensor([zlib.crc32(row) for row in shelf.read(some).numpy()])
+                if not torch.equal(found, shelf.sums[some]):
+                    raise Damaged(f"{path.name} is damaged: a row does not match its sum")
+        except (OSError, EOFError) as error:
+            raise Damaged(f"{path.name} cannot be read: {error}") from error
+        free = torch.ones(shelf.end, dtype=torch.bool)
+        free[saved["at"]] = False
+        shelf.left[-1] += torch.nonzero(free).flatten().tolist()  # the other checkpoint may point there
+        return shelf
+
+    def _places(self, n: int) -> list[int]:
+        """Free places, in rising order, then new ones at the end."""
+        self.free.sort()
+        taken, self.free = self.free[:n], self.free[n:]
+        first, self.end = self.end, self.end + n - len(taken)
+        return [*taken, *range(first, self.end)]
+
+    def _open(self, how: int) -> None:
+        if self.path:
+            self._file = os.open(self.path, how, 0o644)
+        else:
+            self._file, name = tempfile.mkstemp(prefix="fedveca-")
+            os.unlink(name)
+        weakref.finalize(self, os.close, self._file)
+
+    def _all(self, move: Callable[[int, memoryview, int], int], rows: NDArray[np.float32], first: int) -> None:
+        """Moves the rows from or to the places from `first` on, in as many calls as it takes."""
+        if self._file == NOWHERE:
+            self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        left, at = rows.data.cast("B"), 4 * self.width * first
+        while left:
+            done = move(self._file, left, at)
+            if done == 0:
+                raise EOFError("it ends too early")
+            left, at = left[done:], at + done
+
+
+def _runs(place: Tensor, most: int) -> Iterator[tuple[int, int, int]]:
+    """Stretches [a, b) of rising places that lie side by side, at most so many, and the first place of each."""
+    breaks = (torch.nonzero(place.diff() != 1).flatten() + 1).tolist()
+    for start, stop in zip([0, *breaks], [*breaks, len(place)], strict=True):
+        for a in range(start, stop, most):
+            yield a, min(a + most, stop), int(place[a])

@@ -1,0 +1,21 @@
+"""One contract suite over every method, the package's and yours: `check_algorithm(MyMethod(lr=0.1))`.
+
+A fault is an AssertionError of one sentence that names it. What is checked is what every method must satisfy,
+whatever it computes; whether it computes the right thing is for tests of your own.
+"""
+
+from fedveca.algorithms.contract import Algorithm
+from fedveca.testing.checks import CHECKS
+
+__all__ = ["CHECKS", "check_algorithm"]
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """AssertionError with one sentence for the first promise of `algorithms/contract.py` that the method breaks.
+
+    Examples:
+        >>> from fedveca import FedAvg
+        >>> check_algorithm(FedAvg(lr=0.1))
+    """
+    for check in CHECKS:
+        check(algorithm)

@@ -1,0 +1,100 @@
+"""Reading below one folder and nowhere else: no link is followed, nothing but plain files is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST = 4 * 2**20  # bytes of a file that is read whole
+FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A plain file; OSError for a link, a pipe, a device or nothing."""
+    with os.fdopen(os.open(path, FLAGS | getattr(os, "O_BINARY", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path.name} is not a plain file")
+        yield file
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes when a plain file does; None where there is none."""
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    return (seen.st_ino, seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else None
+
+
+def held(path: Path) -> bool | None:
+    """Whether a process has this lock file locked; None where that cannot be known."""
+    try:
+        import fcntl
+
+        with opened(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+    except (ImportError, OSError):
+        return None
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """ValueError in one sentence where it cannot be read."""
+    try:
+        return tomllib.loads(_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+
+
+def table(path: Path) -> dict[str, Any]:
+    """A JSON file's names; ValueError in one sentence where it holds none."""
+    try:
+        content = json.loads(_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is no table of names")
+    return content
+
+
+def line(content: bytes) -> dict[str, Any] | None:
+    """One line of rounds.jsonl; None where it is no table with a round."""
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(parsed, dict) or type(parsed.get("round")) is not int or not 0 <= parsed["round"] < 2**31:
+        return None
+    return parsed
+
+
+def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
+    """The last whole lines of rounds.jsonl, the last one first; only the file's end is read."""
+    with opened(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = max(0, size - block)
+            file.seek(start)
+            parts = file.read(size - start).split(b"\n")[0 if start == 0 else 1 : -1]
+            if parts or start == 0 or block > MOST:
+                yield from filter(None, map(line, reversed(parts)))
+                return
+            block *= 8
+
+
+def _text(path: Path) -> str:
+    with opened(path) as file:
+        content = file.read(MOST + 1)
+    if len(content) > MOST:
+        raise ValueError(f"it is larger than {MOST} bytes")
+    return content.decode()

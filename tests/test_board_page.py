@@ -1,0 +1,225 @@
+"""The board in a real browser, against a run that is being written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveca import Experiment, run
+
+COMMAND = [sys.executable, "-m", "fedveca.cli"]
+ODD = "<img src=x onerror=alert(1)>&amp;%{y}"
+CHART = "[...document.querySelectorAll('figure')].find((f) => f.dataset.name === %r)?.querySelector('.plot')"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def address(root: Path) -> Iterator[str]:
+    """A board of `root`, as the command starts it."""
+    board = subprocess.Popen([*COMMAND, "board", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert board.stdout
+        found = re.search(r"http://127\.0\.0\.1:\d+/", board.stdout.readline())
+        assert found
+        yield found[0]
+    finally:
+        board.terminate()
+        board.communicate(timeout=30)
+
+
+class Page:
+    """A page that remembers what went wrong and whom it asked."""
+
+    def __init__(self, browser: Any, address: str, **more: Any) -> None:
+        self.context = browser.new_context(**more)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrong.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+
+    def chart(self, name: str, what: str) -> Any:
+        """Something of a picture, as Plotly has it; None while it is not drawn."""
+        return self.page.evaluate(f"(() => {{ const plot = {CHART % name}; return plot?.data ? {what} : null; }})()")
+
+    def until(self, true: Callable[[], Any], seconds: float = 40) -> Any:
+        end = time.monotonic() + seconds
+        while not (value := true()):
+            assert time.monotonic() < end, f"never so; {self.wrong}"
+            self.page.wait_for_timeout(100)
+        return value
+
+    def end(self, address: str) -> None:
+        """No error, and no request that left this machine's board."""
+        assert self.wrong == []
+        assert [url for url in self.asked if not url.startswith((address, "data:", "blob:"))] == []
+        self.context.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> None:
+    page = Page(browser, address, viewport={"width": 1200, "height": 1500})
+    view = page.page
+    page.until(lambda: "No run is here yet" in view.inner_text("#runs"))
+    words = ["digits-case3", "rounds=4000", "model=mlp", "--out", str(root / "live"), "--quiet", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    gently = ["nice", "-n", "15"] if shutil.which("nice") else []  # the browser comes first
+    going = subprocess.Popen([*gently, *COMMAND, "run", *words], stderr=subprocess.DEVNULL, env=environment)
+    try:
+        # it appears, is chosen by itself, and its progress is told
+        page.until(lambda: view.locator("#list tbody tr").count() == 1)
+        page.until(lambda: "running" in view.inner_text("#list tbody tr"))
+        before = page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.at(-1)"))
+        last = page.until(lambda: page.chart("heat 0 live", "plot.data[0].x.at(-1)"))
+        assert page.chart("heat 0 live", "plot.data[0].z.length") == 5
+        # curve and heat map grow without a touch
+        page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.at(-1)") > before)
+        page.until(lambda: page.chart("heat 0 live", "plot.data[0].x.at(-1)") > last)
+        page.until(lambda: re.search(r"\d+ / 4000, .* left", view.inner_text(".progress")))
+        assert "1 running" in view.inner_text("#status")
+        assert int(re.findall(r"round +(\d+)/4000", log(page))[0]) >= before
+        # a second run over it, and what differs between them
+        run(Experiment(rounds=30, method="fedavg", lr=0.02), root / "deep" / "other", device="cpu")
+        page.until(lambda: view.locator("#list tbody tr").count() == 2)
+        view.get_by_label("lay deep/other over the others").check()
+        view.get_by_role("tab", name="Picture").click()
+        page.until(lambda: page.chart("test_accuracy", "plot.data.length") == 2)
+        view.get_by_role("tab", name="Settings").click()
+        page.until(lambda: "settings differ" in view.inner_text("#settings"))
+        keys = view.locator("#settings tbody th").all_inner_texts()
+        assert {"method", "lr", "rounds"} <= set(keys)
+        assert "clients" not in keys
+        assert page.wrong == []
+    finally:
+        going.terminate()
+        going.wait(30)
+    page.end(address)
+
+
+def log(page: Page) -> str:
+    page.page.get_by_role("tab", name="Log").click()
+    page.until(lambda: "round" in page.page.inner_text("#log"))
+    return str(page.page.inner_text("#log pre"))
+
+
+@pytest.fixture(scope="module")
+def filled(root: Path) -> None:
+    """Finished runs beside the one of the first test, one with a name that wants to be a tag."""
+    run(Experiment(rounds=40, model="svm", seed=1), root / "filled-a", device="cpu")
+    run(Experiment(rounds=40, model="svm", seed=2, alpha=0.5), root / "filled-b", device="cpu")
+    run(Experiment(rounds=3, model="svm", lr=1e30), root / ODD, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
+def test_hide_zoom_and_axes(browser: Any, address: str) -> None:
+    page = Page(browser, f"{address}#run=filled-a&run=filled-b", viewport={"width": 1200, "height": 1500})
+    view = page.page
+    page.until(lambda: page.chart("premise", "plot.data.length") == 2 and page.chart("heat 1 filled-b", "1"))
+    # hide in all pictures at once
+    view.locator("#chips .chip").nth(0).get_by_role("button").first.click()
+    page.until(lambda: page.chart("test_loss", "plot.data.map((t) => t.visible).join()") == "false,true")
+    page.until(lambda: page.chart("heat 0 filled-a", "1") is None)
+    view.locator("#chips .chip").nth(0).get_by_role("button").first.click()
+    page.until(lambda: page.chart("test_loss", "plot.data[0].visible"))
+    # zoom by dragging: every picture follows; double-click goes back
+    page.until(lambda: page.chart("heat 0 filled-a", "plot.data[0].x.length") == 40)
+    box = view.locator("figure[data-name=test_loss] .nsewdrag").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    view.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    view.mouse.down()
+    view.mouse.move(box["x"] + box["width"] * 0.5, middle, steps=5)
+    view.mouse.up()
+    page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.length") < 20)
+    low, high = page.chart("test_accuracy", "plot._fullLayout.xaxis.range")
+    assert 5 < low < 15 < high < 25
+    page.until(lambda: page.chart("heat 0 filled-a", "plot.data[0].x.length") < 20)
+    view.locator("figure[data-name=test_loss] .nsewdrag").dblclick()
+    page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.length") == 40)
+    # zoom by numbers, for those without a mouse
+    view.locator("#from").fill("30")
+    view.locator("#from").press("Tab")
+    page.until(lambda: page.chart("test_loss", "plot.data[0].x[0]") == 29)
+    view.get_by_role("button", name="Whole run").click()
+    page.until(lambda: page.chart("test_loss", "plot.data[0].x[0]") == 1)
+    # other axes, other names
+    view.locator("#axis").select_option("steps")
+    page.until(lambda: page.chart("test_loss", "plot.data[0].x.at(-1)") > 40)
+    view.locator("#heat-name").select_option("beta")
+    page.until(lambda: "β" in view.locator("figure[data-name='heat 0 filled-a'] .plot").get_attribute("aria-label"))
+    view.locator("#names summary").click()
+    view.get_by_role("checkbox", name="Bytes up").check()
+    page.until(lambda: page.chart("bytes_up", "plot.data.length") == 2)
+    page.end(address)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
+def test_list_by_keyboard_and_names_that_are_tags(browser: Any, address: str) -> None:
+    page = Page(browser, address, viewport={"width": 1200, "height": 900})
+    view = page.page
+    page.until(lambda: view.locator("#list tbody tr").count() >= 3)
+    view.keyboard.press("/")
+    view.keyboard.type("seed=2 svm")
+    page.until(lambda: view.locator("#list tbody tr").count() == 1)
+    assert "filled-b" in view.inner_text("#list tbody")
+    view.keyboard.press("Escape")
+    view.get_by_role("button", name="accuracy").press("Enter")
+    scores = view.locator("td.score").all_inner_texts()
+    known = [float(score.split()[0]) for score in scores if "%" in score]
+    assert known == sorted(known, reverse=True)
+    assert view.locator("th[aria-sort=descending]").inner_text().startswith("accuracy")
+    view.locator("td.name button").first.focus()
+    view.keyboard.press("ArrowDown")
+    second = view.locator("td.name button").nth(1).inner_text()
+    assert view.evaluate("document.activeElement.textContent") == second
+    view.keyboard.press("Enter")
+    page.until(lambda: view.locator("#chips span").all_inner_texts() == [second])
+    view.locator("#states").get_by_role("button", name="stopped").click()
+    view.get_by_role("button", name=ODD, exact=True).first.click()
+    page.until(lambda: view.locator("#chips span").inner_text() == ODD)
+    view.get_by_role("tab", name="Faults").click()
+    page.until(lambda: "stopped: round" in view.inner_text("#faults"))
+    assert view.locator("img:not([src='icon.svg'])").count() == 0
+    nameless = view.evaluate(
+        "[...document.querySelectorAll('button, input, select, [role=img]')].filter((e) => !e.hidden && !(e.ariaLabel"
+        " || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+    page.end(address)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_overflows(browser: Any, address: str, scheme: str) -> None:
+    phone = {"width": 390, "height": 844}
+    page = Page(browser, f"{address}#run=filled-a&run=filled-b", viewport=phone, color_scheme=scheme, has_touch=True)
+    view = page.page
+    page.until(lambda: page.chart("test_accuracy", "plot.data.length") == 2)
+    assert view.evaluate("document.documentElement.dataset.theme") == scheme
+    for tab in ("Picture", "Settings", "Log", "Faults"):
+        view.get_by_role("tab", name=tab).click()
+        page.until(lambda tab=tab: view.inner_text(f"#{tab.lower()}").strip())  # type: ignore[misc]
+        view.evaluate("scrollTo(0, document.body.scrollHeight)")
+        view.wait_for_timeout(200)
+        assert view.evaluate("document.documentElement.scrollWidth") <= 390
+        wide = "[...document.querySelectorAll('header *, .tools > *, .chip, figure, figcaption')].filter((e) =>"
+        assert view.evaluate(f"{wide} e.getBoundingClientRect().right > 390.5).map((e) => e.outerHTML)") == []
+    page.end(address)
