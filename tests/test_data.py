@@ -217,7 +217,9 @@ def test_a_tar_bomb_is_not_unpacked() -> None:
         readers.tgz(io.BytesIO(bomb), {"a": 3}, "t")
 
 
-@pytest.mark.parametrize("data", [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)])
+@pytest.mark.parametrize(
+    "data", [b"", b"junk", tar({"a": b"yes"})[:30], gzip.compress(b"junk" * 999)], ids=["empty", "junk", "cut", "other"]
+)
 def test_no_archive_at_all(data: bytes) -> None:
     with pytest.raises(DataError, match=r"t: (broken archive|lacks)"):
         readers.tgz(io.BytesIO(data), {"a": 3}, "t")

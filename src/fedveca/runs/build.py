@@ -61,7 +61,7 @@ def build(
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
-        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
+        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     shares = _shares(e, data, partition)
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
