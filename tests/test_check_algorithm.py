@@ -248,4 +248,4 @@ def test_the_check_leaves_the_method_as_it_was() -> None:
     algorithm = FedVeca(0.1)
     check_algorithm(algorithm)
     assert algorithm == replace(algorithm)
-    assert vars(algorithm) == {"lr": 0.1, "alpha": 0.95, "tau_max": 50}
+    assert vars(algorithm) == {"lr": 0.1, "alpha": 0.95, "tau_max": 50, "distrust": 0.0}
