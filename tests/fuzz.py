@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import pickle
 import random
 import struct
 import tarfile
@@ -15,19 +16,29 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import save
+from safetensors.torch import load
 
+from fedveca.cohorts.flower.messages import answer_of, vector
+from fedveca.cohorts.local import Local
+from fedveca.cohorts.memory import Memory
+from fedveca.deploy.worker import own_rows, work
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import mark, restore, sealed, store
+from fedveca.runs.checkpoint import ROWS, mark, restore, sealed, store
 from fedveca.runs.experiment import FIELDS, Experiment, parse, preset
 from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import run
 from fedveca.tasks import fetch, readers
+
+ROWS_OF = ("memory.ids", "memory.at", "memory.sums", "memory.width", "memory.width.c")
 
 
 class Reader(NamedTuple):
@@ -113,10 +124,11 @@ def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
     files, built, belongs = a_run()
     kinds = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
     shapes = st.lists(st.sampled_from([0, 1, 4, 5, 64]), max_size=2)
-    names = st.sampled_from(["state.w", "state.tau", "kept", "numbers", "memory.0.c", "memory.9.c", "memory.x"])
+    names = st.sampled_from(["state.w", "state.tau", "kept", "numbers", *ROWS_OF, "memory.x"])
     good = {"state.w": built.state.w, "state.tau": built.state.tau, "state.c": built.state.c, "kept": built.state.w}
     good = {name: v.clone() for name, v in good.items()}
     good["numbers"] = torch.tensor([1.0, 0.0, 0.5, 0.5], dtype=torch.float64)
+    good |= {name: v for name, v in load(files[LAST]).items() if name in ROWS_OF}
 
     @st.composite
     def forged(draw: st.DrawFn) -> bytes:
@@ -199,13 +211,73 @@ def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
     """No file of which one bit is hurt is taken for a whole one; what is forged fits the run, or is refused."""
     files, built, belongs = a_run()
     (folder / LAST).write_bytes(case[1])
+    (folder / ROWS).write_bytes(files[ROWS])
     (folder / FORMER).unlink(missing_ok=True)
-    course, memory, said = restore(folder, built, belongs, "cpu")
+    assert isinstance(built.cohort, Local)
+    built.cohort.memory = memory = Memory(5)
+    course, said = restore(folder, built, belongs, "cpu")
     assert case[0] or case[1] == files[LAST]
     assert said == ""
-    assert all(course.state.w.shape == v.shape for m in memory.values() for v in m.values())
+    assert memory.blank().keys() <= {"c"}
     assert 0 <= course.kept_round <= course.round
     store(folder, course, memory, belongs)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Any:
+    """What a node may send: a right answer with odd records, names, numbers and arrays in it."""
+    scalars = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.binary(max_size=5))
+    names = st.sampled_from(["answer", "numbers", "vectors", "order", "G", "loss", ""])
+    right = np.zeros(4, np.float32)
+    arrays = st.builds(
+        Array, dtype=st.sampled_from(["float32", "float16", "int64", "object", "O8", "x", ">f4"]),
+        shape=st.lists(st.sampled_from([0, 1, 4, 2**40, -1]), max_size=3).map(tuple),
+        stype=st.sampled_from(["numpy.ndarray", "pickle", ""]),
+        data=hurt(Array(right).data) | st.just(pickle.dumps(right)),
+    )  # fmt: skip
+    records: dict[str, Any] = {
+        "answer": ConfigRecord({"client": 1, "round": 0, "tau": 2}), "numbers": MetricRecord({"loss": 0.5}),
+        "vectors": ArrayRecord({"G": Array(right)}),
+    }  # fmt: skip
+    kinds = [
+        st.dictionaries(names, scalars, max_size=3).map(ConfigRecord),
+        st.dictionaries(names, st.floats() | st.integers(-9, 9), max_size=3).map(MetricRecord),
+        st.dictionaries(names, arrays, min_size=1, max_size=2).map(ArrayRecord),
+    ]
+    for name in draw(st.lists(names, min_size=1, max_size=2)):
+        records[name] = draw(st.one_of(*kinds))
+    return SimpleNamespace(content=RecordDict(records), has_error=lambda: False)  # Flower's Message needs a run
+
+
+def read_answer(case: Any, folder: Path) -> None:
+    """As the server reads it; what is taken is finite float32 of the right length."""
+    said, numbers, vectors = answer_of(case)
+    assert isinstance(said, dict)
+    assert isinstance(numbers, dict)
+    for name, array in vectors.items():
+        v = vector(array, 4, "float32", name.encode("ascii", "replace").decode() or "it")
+        assert v.shape == (4,)
+        assert np.isfinite(v).all()
+    if set(case.content) != {"answer", "numbers", "vectors"}:
+        raise ValueError("the server counts its names next")
+
+
+def read_request(case: bytes, folder: Path) -> None:
+    """As a node reads what its process is handed: whatever it is, the answer is bytes that say what is wrong."""
+    said = work(case, folder)
+    raise ValueError(said[8 : 8 + int.from_bytes(said[:8], "little")].decode()[:200])
+
+
+def read_own_rows(case: bytes, folder: Path) -> None:
+    (folder / "own.npz").write_bytes(case)
+    x, y = own_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
+    assert len(x) == len(y)
+
+
+def zipped(**arrays: Any) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
 
 
 def read_gz(case: bytes, folder: Path) -> None:
@@ -236,6 +308,10 @@ def read_data_folder(case: bytes, folder: Path) -> None:
 
 IDX = [readers.write_idx(np.arange(12, dtype=np.uint8).reshape(shape)) for shape in ((12,), (3, 4), (3, 2, 2))]
 ROW = bytes([3]) + bytes(readers.CIFAR_ROW - 1)
+REQUEST = save({"w": np.zeros(64, np.float32)}, {"request": json.dumps({
+    "settings": {"model": "svm", "clients": 3, "batch": 8}, "client": 1,
+    "order": {"classes": 10, "pixels": "as-is", "round": 0, "known": -1, "token": 5, "tau": 2, "wire": "float32"},
+})})
 READERS = {
     "presets (TOML)": Reader(presets, read_preset),
     "key=value": Reader(words, lambda case, folder: Experiment(**parse(case)) and None),
@@ -248,5 +324,11 @@ READERS = {
     "archives (tar.gz)": Reader(archives, read_archive),
     "wheels (zip)": Reader(wheels, read_wheel),
     "packages (npm)": Reader(archives, read_npm),
+    "npz of a node's own": Reader(
+        lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
+        read_own_rows,
+    ),
+    "answers (Flower)": Reader(answers, read_answer),
+    "requests to a node": Reader(lambda: hurt(REQUEST), read_request),
     "data folders": Reader(lambda: hurt(*IDX), read_data_folder),
 }

@@ -13,7 +13,7 @@ import pytest
 from fuzz import READERS
 from hypothesis import HealthCheck, given, settings
 
-CASES = 2000
+CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 ROOM = 1 << 29  # bytes that a reader may ask for beyond what the tests already hold
 
 
