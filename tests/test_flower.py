@@ -153,6 +153,13 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
     assert "says it is client 1, which another node is" in fault["what"]
 
 
+def test_corrected_equals_the_simulator(bench: Bench) -> None:
+    done = bench.run(replace(E, method="corrected", rounds=3, keep="last"), "corrected")
+    expected = run(done.experiment, device="cpu")
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
+    same(done.folder, expected.model, 1e-6)
+
+
 def test_half_the_bytes(bench: Bench) -> None:
     done = bench.run(replace(E, rounds=2, wire="bfloat16", keep="last"), "bfloat16")
     expected = run(replace(E, rounds=2, keep="last"), device="cpu")

@@ -52,6 +52,7 @@ def same(a: Path, b: Path) -> None:
         {"method": "fedveca"},
         {"method": "fedveca", "keep": "rollback"},
         {"method": "scaffold", "participation": 0.5},
+        {"method": "corrected", "participation": 0.5},
         {"method": "fednova", "keep": "last", "checkpoint_every": 3},
         {"method": "fedveca", "model": "mlp", "participation": 0.5},
     ],
