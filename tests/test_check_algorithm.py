@@ -16,8 +16,8 @@ from fedveca.algorithms.scaffold import Corrected
 from fedveca.testing import check_algorithm
 
 METHODS = [
-    FedAvg(0.1), FedProx(0.1), FedProx(0.05, mu=2.0), FedNova(0.1), Scaffold(0.1), FedVeca(0.1), algorithms.Corrected(0.1),
-    FedVeca(0.01, alpha=0.5, tau_max=5),
+    FedAvg(0.1), FedProx(0.1), FedProx(0.05, mu=2.0), FedNova(0.1), Scaffold(0.1), FedVeca(0.1),
+    algorithms.Corrected(0.1), FedVeca(0.01, alpha=0.5, tau_max=5),
 ]  # fmt: skip
 
 
