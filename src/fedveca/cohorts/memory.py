@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -140,3 +141,20 @@ class Memory:
         if self.shelf is None:
             self.shelf = Shelf(self.clients, sum(self.widths.values()), self.home)
         return self.shelf
+
+
+class Ledger:
+    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
+
+    def __init__(self, clients: int) -> None:
+        self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
+        self.token = secrets.randbits(62)  # the same after the server was killed and resumed
+        self.home: Path | None = None
+
+    def save(self) -> Named:
+        return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
+        if saved.keys() != {"rounds", "token"} or saved["rounds"].shape != self.rounds.shape:
+            raise Damaged("the checkpoint does not say what the clients remember")
+        self.rounds, self.token = saved["rounds"], int(saved["token"])

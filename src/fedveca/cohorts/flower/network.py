@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts.flower.messages import Refused, answer_of, order, packed, question, vector
 from fedveca.cohorts.gather import Gather, Mean
-from fedveca.cohorts.shelf import Damaged
+from fedveca.cohorts.memory import Ledger
 from fedveca.cohorts.wire import DTYPES, narrow
 
 POLL = 0.25  # seconds between looks for an answer; one that is half uploaded costs a second more
@@ -220,23 +218,6 @@ class Network:
     def _all_wild(self, ids: Tensor) -> bool:
         """Whether every client said that its numbers ran away: asking again would not help."""
         return {f["client"] for f in self.faults if f["what"] == WILD} == set(ids.tolist())
-
-
-class Ledger:
-    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
-
-    def __init__(self, clients: int) -> None:
-        self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
-        self.token = secrets.randbits(62)  # the same after the server was killed and resumed
-        self.home: Path | None = None
-
-    def save(self) -> Named:
-        return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
-
-    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
-        if saved.keys() != {"rounds", "token"} or saved["rounds"].shape != self.rounds.shape:
-            raise Damaged("the checkpoint does not say what the clients remember")
-        self.rounds, self.token = saved["rounds"], int(saved["token"])
 
 
 WILD = "has numbers that are not finite"
