@@ -25,10 +25,10 @@ browser:  ## Chromium for the tests that open pages; where it cannot be installe
 docs: .venv/ready  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: .venv/ready browser docs  ## everything: lint, types, the site, all tests
+test: .venv/ready browser  ## everything: lint, types, all tests (one of them builds the site)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist loadfile  # much of it waits for other processes
 
 check: .venv/ready  ## the quick round, in under two minutes
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ def measure(path: Path, seeds: int) -> dict[str, Any]:
             values["steps"].append(done.summary["tau_all"])
         content = {
             "command": "python benchmarks/robustness.py --out docs/results/robustness.json",
-            "environment": environment("cpu"), "settings": COMMON, "seeds": seeds,
+            "environment": environment("cpu"), "settings": COMMON, "seeds": seed + 1,
             "cpu_seconds": round(before + time.process_time() - began, 1), "results": results,
         }
         path.write_text(json.dumps(content, indent=1) + "\n")
@@ -104,11 +104,12 @@ def table(results: dict[str, Any]) -> str:
     for method in AWAY:
         names = [f"by label/{method}/mean/none", *(f"away/{method}/mean/{fault}" for fault in faults)]
         lines.append(f"| {LOOK[method][0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
-    lines.append("")
-    for name in results:
-        if name.startswith("lie/"):
-            steps = statistics.fmean(results[name]["steps"])
-            lines.append(f"{name}: accuracy {mean(results, name):.1f} %, {steps:.0f} local steps")
+    lines += ["\n**lies about numbers**, FedVeca, by label; `gather_trim` is the share of liars\n"]
+    lines += ["| `faults` | `gather` | accuracy % | local steps |", "|---|---|---|---|"]
+    for name in (name for name in results if name.startswith("lie/")):
+        _, _, rule, fault = name.split("/")
+        steps = statistics.fmean(results[name]["steps"])
+        lines.append(f"| `{fault.replace(' ', ':')}` | {rule} | {mean(results, name):.0f} | {steps:.0f} |")
     return "\n".join(lines)
 
 

@@ -74,7 +74,8 @@ def ground(axis: Any, title: str) -> None:
 
 def drift() -> None:
     """One round: with one step each the mean is a step of SGD, with many the clients run home."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.3), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
     for axis, tau in zip(axes, (1, 20), strict=True):
         models, paths = played(FedAvg(ETA), torch.tensor([tau, tau]), 1)
         ground(axis, f"one round, {tau} local step{'s' if tau > 1 else ''} each")
@@ -84,14 +85,15 @@ def drift() -> None:
         axis.annotate("w_k", START.tolist(), xytext=(7, 3), textcoords="offset points")
         axis.plot(*models.T, color="#D55E00", linewidth=1.8, linestyle="--")
         axis.plot(*models[-1], marker="D", color="#D55E00", markersize=7, linestyle="none")
-        axis.annotate("w_(k+1), the mean", models[-1].tolist(), xytext=(8, -4), textcoords="offset points",
+        axis.annotate("w_(k+1), the mean", models[-1].tolist(), xytext=(9, -13), textcoords="offset points",
                       color="#D55E00", fontsize=9)  # fmt: skip
     save(figure, OUT / "drift.svg")
 
 
 def normalised() -> None:
     """Where the server ends when one client takes 2 steps and the other 20."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.3), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
     for axis, (name, algorithm) in zip(axes, (("FedAvg", FedAvg(0.03)), ("FedNova", FedNova(0.03))), strict=True):
         models, _ = played(algorithm, torch.tensor([2, 20]), 60)
         ground(axis, f"{name}: client 1 takes 2 steps a round, client 2 takes 20")

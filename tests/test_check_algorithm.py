@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
 from fedveca.algorithms.contract import Model
 from fedveca.algorithms.scaffold import Corrected
@@ -16,7 +17,7 @@ from fedveca.testing import check_algorithm
 
 METHODS = [
     FedAvg(0.1), FedProx(0.1), FedProx(0.05, mu=2.0), FedNova(0.1), Scaffold(0.1), FedVeca(0.1),
-    FedVeca(0.01, alpha=0.5, tau_max=5),
+    algorithms.Corrected(0.1), FedVeca(0.01, alpha=0.5, tau_max=5),
 ]  # fmt: skip
 
 
@@ -248,4 +249,4 @@ def test_the_check_leaves_the_method_as_it_was() -> None:
     algorithm = FedVeca(0.1)
     check_algorithm(algorithm)
     assert algorithm == replace(algorithm)
-    assert vars(algorithm) == {"lr": 0.1, "alpha": 0.95, "tau_max": 50}
+    assert vars(algorithm) == {"lr": 0.1, "alpha": 0.95, "tau_max": 50, "distrust": 0.0}

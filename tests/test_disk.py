@@ -123,8 +123,8 @@ def test_a_folder_that_is_gone(tmp_path: Path, programs: Zygote) -> None:
     folder.rename(tmp_path / "moved")
     assert programs.wait(pid) == 1
     assert programs.said.read_text() == f"fedveca: {folder} is gone: it was deleted or moved while the run went on\n"
-    assert len(Run.open(tmp_path / "moved").rounds) > 0
-    assert main(["run", "--resume", str(tmp_path / "moved"), "rounds=1"]) == 2
+    more = len(Run.open(tmp_path / "moved").rounds) + 1
+    assert main(["run", "--resume", str(tmp_path / "moved"), f"rounds={more}", "--quiet"]) == 0  # nothing was lost
 
 
 def until(true: Any, seconds: float = 240) -> None:

@@ -12,9 +12,12 @@ import doctest
 import importlib
 import io
 import json
+import os
 import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +119,20 @@ def test_links_resolve(page: Path) -> None:
             heads = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
             slugs = [re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head.lower()).strip()) for head in heads]
             assert anchor in slugs, f"{page.name}: {target}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_word_and_asks_nobody(tmp_path: Path) -> None:
+    """As `make docs`: a warning fails it. Nothing in the pages is fetched from elsewhere."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # Material's advertisement for its successor
+    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(list(DOCS.rglob("*.md")))  # and 404.html
+    fetched = re.compile(r"""<(?:script|img|link|iframe)[^>]+(?:src|href)=["']?(?:https?:)?//|url\((?:https?:)?//""")
+    for path in [*pages, *tmp_path.rglob("*.css")]:
+        assert not fetched.search(path.read_text()), path
 
 
 def test_every_page_is_in_the_navigation() -> None:

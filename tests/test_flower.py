@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveca.deploy.launch import Federation
+from fedveca.deploy.launch import HOST, QUIET, Federation, free_port, program
 from fedveca.deploy.local import follow
 from fedveca.deploy.provision import write_app, write_key
 from fedveca.runs.experiment import Experiment
@@ -153,6 +153,13 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
     assert "says it is client 1, which another node is" in fault["what"]
 
 
+def test_corrected_equals_the_simulator(bench: Bench) -> None:
+    done = bench.run(replace(E, method="corrected", rounds=3, keep="last"), "corrected")
+    expected = run(done.experiment, device="cpu")
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
+    same(done.folder, expected.model, 1e-6)
+
+
 def test_half_the_bytes(bench: Bench) -> None:
     done = bench.run(replace(E, rounds=2, wire="bfloat16", keep="last"), "bfloat16")
     expected = run(replace(E, rounds=2, keep="last"), device="cpu")
@@ -241,6 +248,30 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     assert scaffold.folder
     same(out, load_file(scaffold.folder / "model.safetensors"), 0.0)
     until(lambda: _left(out) == [], 30)
+
+
+def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
+    """`flwr run examples/flower_app`, on a SuperLink that simulates its nodes."""
+    app, port, out = Path(__file__).parents[1] / "examples" / "flower_app", free_port(), tmp_path / "out"
+    place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | QUIET | {"FLWR_HOME": str(tmp_path / "home"), "PATH": place}
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text(f'[superlink.here]\naddress = "{HOST}:{port}"\ninsecure = true\n')
+    link = ["flower-superlink", "--simulation", "--insecure", "--host", HOST, "--port", str(port)]
+    words = ["--federation-config", "num-supernodes=3", "--run-config", f'out="{out}"', "--run-config", "rounds=3"]
+    with open(tmp_path / "link.log", "wb") as log:
+        superlink = subprocess.Popen([program(link[0]), *link[1:]], env=environment, stdout=log, stderr=log)
+    try:
+        until(lambda: b"running on" in (tmp_path / "link.log").read_bytes().lower())
+        subprocess.run([program("flwr"), "run", str(app), "here", *words], env=environment, check=True, timeout=120)
+        until((out / "summary.json").exists)
+    finally:
+        superlink.terminate()
+        superlink.wait(60)
+    done = Run.open(out)
+    expected = run(done.experiment, device="cpu")
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
+    same(out, expected.model, 1e-6)
 
 
 def _left(out: Path) -> list[str]:

@@ -127,3 +127,4 @@ def test_cut_before_each_word_to_the_file_system(
         if not first:
             break
     assert 20 < n < 199
+    print(f"cut at {n} places")

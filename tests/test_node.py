@@ -17,9 +17,10 @@ from safetensors.torch import load
 
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
+from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy import worker
-from fedveca.deploy.worker import Memory, own_rows, work
+from fedveca.deploy.worker import Store, own_rows, work
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 
@@ -56,18 +57,18 @@ def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, token=7, client=1, reach=1)
+    memory = Store(tmp_path, token=7, client=1, reach=1)
     assert memory.before(-1) == {}
     for k in range(10):
         memory.after(k, k - 1, {"c": torch.full((3,), float(k))})
-    assert [float(memory.before(k)[1]["c"][0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
+    assert [float(memory.before(k)["c"][0, 0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
     with pytest.raises(ValueError, match="client 1 has lost what it remembered of round 2"):
         memory.before(1)
     memory.after(10, 6, {"c": torch.zeros(3)})
     memory.after(11, 6, {"c": torch.zeros(3)})
-    assert float(memory.before(6)[1]["c"][0]) == 6.0  # the one that counts stays, however old
+    assert float(memory.before(6)["c"][0, 0]) == 6.0  # the one that counts stays, however old
     with pytest.raises(ValueError, match="lost"):
-        Memory(tmp_path, token=8, client=1, reach=1).before(9)
+        Store(tmp_path, token=8, client=1, reach=1).before(9)
 
 
 def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +129,7 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
         worker._local.cache_clear()
         said, _ = asked(e, 1, tmp_path)
         assert said["said"] == {"client": 1, "rows": len(mine)}
-        parts.cohort.memory = {}
+        parts.cohort.memory = Memory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
         for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
             said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)

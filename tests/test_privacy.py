@@ -184,7 +184,8 @@ def test_memory_that_is_not_finite_is_not_kept() -> None:
     local = built.cohort.cohort  # type: ignore[attr-defined]
     local.rows.x[: int(local.start[1])] = torch.nan
     built.cohort(0, built.algorithm.order(built.state), torch.arange(10), built.state.tau)
-    assert all(bool(torch.isfinite(m["c"]).all()) for m in built.cohort.memory.values())
+    memory = built.cohort.memory
+    assert bool(torch.isfinite(memory.recall(torch.tensor(list(memory)), memory.blank())["c"]).all())
 
 
 def test_shown_on_the_screen_and_kept_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedveca.cli import main
+from fedveca.runs.build import build
+from fedveca.runs.checkpoint import mark, restore, sealed
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import resume, run
+from fedveca.tasks.data import load
 
 SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
 
@@ -46,6 +52,7 @@ def same(a: Path, b: Path) -> None:
         {"method": "fedveca"},
         {"method": "fedveca", "keep": "rollback"},
         {"method": "scaffold", "participation": 0.5},
+        {"method": "corrected", "participation": 0.5},
         {"method": "fednova", "keep": "last", "checkpoint_every": 3},
         {"method": "fedveca", "model": "mlp", "participation": 0.5},
     ],
@@ -67,6 +74,49 @@ def test_more_rounds(tmp_path: Path) -> None:
     assert main(["run", "--resume", str(tmp_path / "half"), "rounds=8", "--quiet", "--device", "cpu"]) == 0
     same(tmp_path / "whole", tmp_path / "half")
     assert Run.open(tmp_path / "half").experiment.rounds == 8
+
+
+def test_more_rounds_where_tests_are_rare(tmp_path: Path) -> None:
+    """The last round is always tested; once it is not the last, a run of more rounds would not have been."""
+    rare = SMALL | {"test_every": 3}
+    run(Experiment(**rare), tmp_path / "whole", device="cpu")
+    run(Experiment(**(rare | {"rounds": 4})), tmp_path / "half", device="cpu")
+    assert "test_loss" in lines(tmp_path / "half")[3]
+    resume(tmp_path / "half", rounds=8, device="cpu")
+    same(tmp_path / "whole", tmp_path / "half")
+
+
+def test_more_rounds_cannot_be_had_where_steps_are_shared_out_over_all(tmp_path: Path) -> None:
+    run(Experiment(**(SMALL | {"rounds": 4, "method": "fedavg", "tau_all": 400})), tmp_path / "half", device="cpu")
+    with pytest.raises(ValueError, match="rounds=8 would change every round: tau_all=400 is shared out over all"):
+        resume(tmp_path / "half", rounds=8, device="cpu")
+
+
+def test_without_a_checkpoint_it_begins_again(tmp_path: Path) -> None:
+    e = Experiment(**(SMALL | {"checkpoint_every": 6}))
+    run(e, tmp_path / "whole", device="cpu")
+    crashed(e, tmp_path / "cut", 4)
+    said: list[str] = []
+    resume(tmp_path / "cut", device="cpu", tell=said.append)
+    assert said == [f"{tmp_path / 'cut'} has no checkpoint yet: it begins again at round 1"]
+    same(tmp_path / "whole", tmp_path / "cut")
+    for name in (LAST, FORMER):
+        (tmp_path / "cut" / name).unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"cannot be resumed: checkpoint\.safetensors is missing"):
+        resume(tmp_path / "cut", rounds=9, device="cpu")  # it was finished: nothing is thrown away
+
+
+def test_any_bit(tmp_path: Path) -> None:
+    """Every byte of a checkpoint is under its sum: its tensors, their names, the marks and the sum itself."""
+    e = Experiment(**(SMALL | {"rounds": 3}))
+    run(e, tmp_path / "run", device="cpu")
+    built = build(e)
+    whole, belongs = (tmp_path / "run" / LAST).read_bytes(), mark(e, built)
+    for at in range(len(whole)):
+        (tmp_path / "run" / LAST).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        course, _, said = restore(tmp_path / "run", built, belongs, "cpu")
+        assert said == f"{LAST} is damaged; went on from {FORMER}"
+        assert course.round == 2
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_former(tmp_path: Path) -> None:
@@ -102,6 +152,43 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "only rounds" in refused(tmp_path / "a", capsys, "lr=1")
     (tmp_path / "a" / LAST).write_bytes((tmp_path / "b" / LAST).read_bytes())
     assert "another experiment" in refused(tmp_path / "a", capsys)
+    (tmp_path / "b" / LAST).write_bytes(sealed({"w": torch.zeros(1)}, "", "3"))
+    assert "has the format of another version of fedveca ('3')" in refused(tmp_path / "b", capsys)
     for name in (LAST, FORMER):
         (tmp_path / "b" / name).write_bytes(b"x" * 100)
     assert "damaged" in refused(tmp_path / "b", capsys)
+    assert "rounds=2 is fewer than the 4 that are done" in refused(crash_again(e, tmp_path / "c"), capsys, "rounds=2")
+
+
+def crash_again(e: Experiment, folder: Path) -> Path:
+    crashed(e, folder, 4)
+    return folder
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    e, data = Experiment(**SMALL), load("digits")
+    crashed(e, tmp_path / "run", 4)
+    x = data.x.clone()
+    x[777, 0, 3, 3] += 1 / 16  # one pixel of one row
+    for other in (replace(data, x=x), replace(data, y_test=data.y_test.flip(0))):
+        with pytest.raises(ValueError, match="belongs to another experiment or other data"):
+            resume(tmp_path / "run", device="cpu", data=other)
+    resume(tmp_path / "run", device="cpu", data=data)
+
+
+@pytest.mark.parametrize("name", ["experiment.toml", "rounds.jsonl", "summary.json", LAST])
+def test_no_file_of_a_folder_leads_out_of_it(name: str, tmp_path: Path) -> None:
+    e = Experiment(**SMALL)
+    run(e, tmp_path / "run", device="cpu")
+    (tmp_path / "run" / FORMER).unlink()
+    (tmp_path / "run" / name).rename(tmp_path / "outside")
+    for lead, said in (
+        (lambda path: path.symlink_to(tmp_path / "outside"), "is a link that leads out of it"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+        (os.mkfifo, "is no file"),
+        (Path.mkdir, "is no file"),
+    ):
+        lead(tmp_path / "run" / name)
+        with pytest.raises(ValueError, match=f"{name} {said}"):
+            resume(tmp_path / "run", rounds=9, device="cpu")
+        (Path.rmdir if (tmp_path / "run" / name).is_dir() else Path.unlink)(tmp_path / "run" / name)

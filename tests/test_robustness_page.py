@@ -34,11 +34,6 @@ def test_the_tables_are_those_of_the_results(benchmark: Any, results: dict[str, 
     assert benchmark.table(results).strip() in (ROOT / "docs/robustness.md").read_text("utf-8")
 
 
-def test_the_figure_is_that_of_the_results(benchmark: Any, results: dict[str, Any], tmp_path: Path) -> None:
-    benchmark.draw(results, tmp_path / "a.svg")
-    assert (tmp_path / "a.svg").read_text() == (ROOT / "docs/results/robustness.svg").read_text()
-
-
 def test_privacy_page_shows_its_numbers() -> None:
     page = (ROOT / "docs/privacy.md").read_text("utf-8")
     for row in json.loads((ROOT / "docs/results/privacy.json").read_text("utf-8"))["rows"]:

@@ -41,8 +41,11 @@ def values(ids: Tensor, k: int) -> dict[str, Tensor]:
     return {"a": a, "b": a[:, :2] - 7}
 
 
+NEW = {"a": torch.full((3,), -1.0), "b": torch.full((2,), -2.0)}
+
+
 def asked(memory: Memory, ids: Tensor) -> list[list[float]]:
-    told = memory.recall(ids, {"a": torch.full((3,), -1.0), "b": torch.full((2,), -2.0)})
+    told = memory.recall(ids, NEW)
     return torch.cat([told["a"], told["b"]], 1).tolist()
 
 
@@ -78,14 +81,14 @@ def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None
     for k in range(40):
         if k == 20:  # killed, and taken up from the former checkpoint
             memory = Memory(30, limit)
-            memory.load(tmp_path / ROWS, kept[-2][0], "cpu")
+            memory.load(tmp_path / ROWS, kept[-2][0], "cpu", NEW)
             del kept[-1]
         for part in sample(2, k, 30, 12).split(5):
             memory.remember(part, values(part, k))
             for saved, want in kept[-2:]:
                 shutil.copy(tmp_path / ROWS, tmp_path / "cut")
                 again = Memory(30, limit)
-                again.load(tmp_path / "cut", saved, "cpu")
+                again.load(tmp_path / "cut", saved, "cpu", NEW)
                 assert asked(again, torch.arange(30)) == want
         if random.Random(k).random() < 0.6:
             saved = {name: v.clone() for name, v in memory.save().items()}

@@ -105,7 +105,7 @@ def test_twice_ends_at_once(tmp_path: Path, programs: Zygote) -> None:
 
 def test_before_the_first_round_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (CTRL_C, TERM):
-        monkeypatch.setattr("fedveca.runs.run.build", lambda *args, n=number: signal.raise_signal(n))
+        monkeypatch.setattr("fedveca.runs.run.build", lambda *args, n=number, **options: signal.raise_signal(n))
         assert main(["run", "--out", str(tmp_path / "run")]) == 130
         assert list(tmp_path.iterdir()) == []
 

@@ -88,6 +88,7 @@ def test_many_clients_are_told_by_their_spread(tmp_path: Path) -> None:
     assert events(tmp_path / "a").Histograms("tau")[1].histogram_value.num == len(tau)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path) -> None:
     run(replace(SMALL, track="tensorboard,mlflow"), tmp_path / "a", device="cpu")
     told = resume(tmp_path / "a", rounds=6, device="cpu")

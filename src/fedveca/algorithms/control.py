@@ -15,12 +15,13 @@ def control(A: Tensor, alpha: float, tau_max: int, distrust: float = 0.0) -> Ten
     gradients ran away: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the
     smallest A that may be lies: the least one above them stands for min A, and those below have r_i = 1.
 
-    >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
-    tensor([ 2,  2, 20])
-    >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
-    tensor([20,  2])
-    >>> control(torch.tensor([1.0, 1.5, 0.0]), alpha=0.95, tau_max=50, distrust=0.34)
-    tensor([20,  2, 20])
+    Examples:
+        >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
+        tensor([ 2,  2, 20])
+        >>> control(torch.tensor([1.0, 1.5]), alpha=0.95, tau_max=50)
+        tensor([20,  2])
+        >>> control(torch.tensor([1.0, 1.5, 0.0]), alpha=0.95, tau_max=50, distrust=0.34)
+        tensor([20,  2, 20])
     """
     A = A.to("cpu", torch.float64)  # 1 / (1 - 0.95) must not fall below 20
     A = torch.where(torch.isnan(A), torch.inf, A).clamp(min=0)

@@ -33,7 +33,10 @@ class Failed(RuntimeError):
 class Federation:
     """One SuperLink and its SuperNodes below one folder; everything it started ends with it."""
 
-    def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True
+    ) -> None:
+        self.forks = forks  # whether a message's process is forked, or started as Flower does
         self.folder, self.count, self.state = folder.absolute(), nodes, folder.absolute() / "server.json"
         self.environment = {STATE: str(self.state)} | (environment or {})
         self.port = free_port()
@@ -84,7 +87,8 @@ class Federation:
         home = self.folder / f"node-{i}"
         tls = ["--root-certificates", str(self.folder / "tls" / "ca.pem")]
         flags = flags or [*tls, "--auth-supernode-private-key", str(home / "key")]
-        path = f"{warm.write(home)}{os.pathsep}{self._environment({})['PATH']}"
+        path = self._environment({})["PATH"]
+        path = f"{warm.write(home)}{os.pathsep}{path}" if self.forks else path
         self.nodes[i] = self._start(f"node-{i}", [
             "flower-supernode", *flags, "--superlink", f"{HOST}:{self.port}", "--port", str(free_port()),
             "--node-config", f"partition-id={i if client < 0 else client} num-partitions={self.count}",
@@ -145,13 +149,13 @@ class Federation:
     def _start(self, name: str, command: list[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                [_program(command[0]), *command[1:]], env=self._environment(more), stdin=subprocess.DEVNULL, stdout=log,
+                [program(command[0]), *command[1:]], env=self._environment(more), stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
 
     def _flwr(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [_program("flwr"), *words], env=self._environment({"FLWR_HOME": str(self.folder / "flower")}),
+            [program("flwr"), *words], env=self._environment({"FLWR_HOME": str(self.folder / "flower")}),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )
@@ -184,7 +188,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Flower's programs lie beside Python."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name

@@ -29,7 +29,7 @@ from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy.node import alive
 from fedveca.runs.build import deal, method
-from fedveca.runs.experiment import FIELDS, Experiment
+from fedveca.runs.experiment import FIELDS, Experiment, shown
 from fedveca.runs.record import whole
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
@@ -149,18 +149,21 @@ def own_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
         if Path(name).is_dir():
             x, y = (np.load(Path(name) / f"{part}.npy", mmap_mode="c") for part in ("x", "y"))
         elif name.endswith(".npz"):
-            with np.load(name) as file:
+            with open(name, "rb") as content, np.load(content) as file:
                 x, y = file["x"], file["y"]
         else:
             module, _, function = name.partition(":")
             sys.path.insert(0, str(Path.cwd()))
             x, y = getattr(importlib.import_module(module), function)()
+        x, y = (torch.from_numpy(np.ascontiguousarray(v)) if not isinstance(v, Tensor) else v for v in (x, y))
     except Exception as error:
         how = "an npz with x and y, a folder with x.npy and y.npy, or package.module:load"
-        raise ValueError(f"{source}={name} cannot be read ({error}); it is {how}") from error
-    x, y = (torch.from_numpy(np.ascontiguousarray(v)) if not isinstance(v, Tensor) else v for v in (x, y))
-    if len(x) != len(y) or y.dim() != 1:
+        said = shown(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise ValueError(f"{source}={name} cannot be read ({said}); it is {how}") from error
+    if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
         raise ValueError(f"{source}={name} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
+    if x.is_complex() or y.is_complex() or (y.is_floating_point() and not bool(torch.isfinite(y).all())):
+        raise ValueError(f"{source}={name} has x of {x.dtype} and y of {y.dtype}; numbers and whole labels are wanted")
     if x.dtype not in (torch.uint8, torch.float32):
         x = x.float()
     return x, y.long()

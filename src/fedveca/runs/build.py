@@ -108,7 +108,7 @@ def deal(
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
-        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows")
+        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = e.method == "centralised"  # FedAvg with one client
     if own is None:
         return data, partition(

@@ -80,7 +80,8 @@ def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Cour
             named = _read(inside(folder, name), belongs)
             rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
             course = _course(named, built, device)
-            built.cohort.memory.load(inside(folder, ROWS), rows, device, built.algorithm.memory(built.state.w))
+            beside = inside(folder, ROWS) if (folder / ROWS).exists() else folder / ROWS
+            built.cohort.memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
             raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
         except (OSError, ValueError) as error:

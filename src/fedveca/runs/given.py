@@ -18,14 +18,23 @@ Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each
 
 
 class Own(TypedDict, total=False):
-    """Objects of your own in place of what the settings name; the record calls them own:NAME."""
+    """Objects of your own in place of what the settings name; the record calls them own:NAME.
 
-    data: Dataset | None  # from_arrays, from_torch, from_hugging_face, from_partitioner
-    model: Model | None  # a torch.nn.Module, which stays as it is, or a factory(shape, classes)
-    loss: Rows | None  # of (scores, y): one number a row
-    metric: Metric | None  # of (scores, y): one number a row, or one of all; its name stands in the record
-    partition: Partition | None  # each client's training rows, or a function of (data, clients, seed) that gives them
-    method: Algorithm | None  # an object with the contract of algorithms/contract.py
+    Attributes:
+        data: What from_arrays, from_torch, from_hugging_face or from_partitioner gives.
+        model: A torch.nn.Module, which stays as it is, or a factory(shape, classes).
+        loss: A function of (scores, y): one number a row.
+        metric: A function of (scores, y): one number a row, or one of all; its name stands in the record.
+        partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
+        method: An object with the contract of algorithms/contract.py.
+    """
+
+    data: Dataset | None
+    model: Model | None
+    loss: Rows | None
+    metric: Metric | None
+    partition: Partition | None
+    method: Algorithm | None
 
 
 CONTRACT = ("lr", "needs_gradient", "init", "order", "update", "memory", "start", "step", "finish")

@@ -48,8 +48,9 @@ def run(
     `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`. `cohort` is the
     clients, where they are not in this process.
 
-    >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
-    2
+    Examples:
+        >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
+        2
     """
     device = resolve(device)
     if out is not None:

@@ -48,15 +48,20 @@ def sound(rounds: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         if wrong:
             raise ValueError(f"line {k + 1} of rounds.jsonl has no good {wrong[0]}")
     if summary:
-        ends = [summary.get("last"), summary.get("kept")]
-        if not _whole(summary.get("tau_all")) or not all(isinstance(end, dict) for end in ends):
-            raise ValueError("summary.json lacks tau_all, last or kept")
-        if not all({"round", "test_loss"} <= end.keys() and all(map(_number, end.values())) for end in ends if end):
-            raise ValueError("summary.json has no good numbers in last or kept")
+        wrong = [] if _whole(summary.get("tau_all")) else ["tau_all"]
+        wrong += [name for name in ("last", "kept") if not _end(summary.get(name))]
+        if wrong:
+            raise ValueError(f"summary.json has no good {wrong[0]}")
 
 
 def _each(value: Any, good: Any) -> bool:
     return isinstance(value, list) and all(map(good, value))
+
+
+def _end(value: Any) -> bool:
+    """A model's round and its numbers on the test rows."""
+    numbers = isinstance(value, dict) and _whole(value.get("round")) and "test_loss" in value
+    return numbers and all(map(_number, value.values()))
 
 
 def _whole(value: Any) -> bool:

@@ -48,7 +48,8 @@ def listening(first: Callable[[], None] | None = None) -> Iterator[Asked]:
         if first:
             first()
         with contextlib.suppress(OSError):  # no print: it may be in the middle of one
-            os.write(2, b"\n" * os.isatty(2) + HEARD)
+            edge = b"\n" * os.isatty(2)  # a line that lives is drawn over the line before
+            os.write(2, edge + HEARD + edge)
 
     with _handling(heard, *SIGNALS):
         yield lambda: bool(came)

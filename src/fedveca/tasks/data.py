@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveca.tasks import fetch, readers
-from fedveca.tasks.readers import DataError
+from fedveca.tasks.archives import DataError
 
 __all__ = ["NAMES", "DataError", "Dataset", "load", "prepare"]
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedveca.tasks import readers
-from fedveca.tasks.readers import FILES, DataError, File
+from fedveca.tasks import archives, readers
+from fedveca.tasks.archives import DataError
+from fedveca.tasks.readers import FILES, File
 
 Say = Callable[[str], None]
 Meter = Callable[[int, int], None]  # bytes done, bytes in all or 0
@@ -197,7 +198,7 @@ def _mirror(name: str, url: str, meter: Meter) -> Contents:
     found = {}
     for file in FILES[name]:
         packed = _download(f"{url}{file.name}.gz", file.size + 1024, meter)
-        found[file.name] = readers.gunzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
+        found[file.name] = archives.gunzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
     return found
 
 

@@ -26,9 +26,10 @@ def from_arrays(
     row who owns it (for `partition="writer"`); `tokens` keeps whole numbers in x whole, for an Embedding.
     Images are uint8 [D, C, H, W] and divided by 255 on the way to the model.
 
-    >>> data = from_arrays([[0.0], [1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1, 1])
-    >>> len(data.y), len(data.y_test), data.classes
-    (4, 1, 2)
+    Examples:
+        >>> data = from_arrays([[0.0], [1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1, 1])
+        >>> len(data.y), len(data.y_test), data.classes
+        (4, 1, 2)
     """
     rows, targets = _rows(x, "x", tokens), _targets(y, "y")
     _paired(rows, targets, "x and y")

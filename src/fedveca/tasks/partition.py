@@ -44,6 +44,7 @@ def partition(
         raise ValueError(
             f"partition={kind} needs one label a row, and y is {y.dtype} {list(y.shape)}; "
             "take case1, iid, quantity, writer, or lists of rows of your own"
+            + ("; if y are labels, make them whole numbers" if y.is_floating_point() else "")
         )
     if clients > len(y):
         raise ValueError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")

