@@ -22,6 +22,7 @@ from scipy.optimize import nnls
 from fedveca.algorithms import Algorithm, FedAvg, FedVeca, Scaffold
 from fedveca.cohorts.draws import sample
 from fedveca.cohorts.local import Local
+from fedveca.cohorts.team import Team
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import environment
@@ -147,24 +148,28 @@ def overhead(features: int) -> list[dict]:
         alone = Local(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
         w, ids = torch.zeros(features), torch.arange(workers)
         calls = [round_of(c, FedAvg(0.01), w, ids, 1) for c in (cohort, alone)]
-        ours, local = least(*calls, turns=20)
+        ours, local = least(*calls, turns=100)
         out.append({"workers": workers, "P": features, "seconds": ours["seconds"], "local_s": local["seconds"]})
         del cohort, calls
     return out
 
 
 def engines(job: str) -> list[dict]:
-    """The same rounds on the local engine and on Ray."""
+    """The same rounds on the local engine, with one thread and with as many as there are cores, and on Ray, in turn."""
     words = {"data": "synthetic", "partition": "writer", "clients": 10_000, "participation": 0.1, "batch": BATCH}
     words |= {"model": "svm", "tau_0": 10} if job == "svm" else {"model": "mlp", "hidden": 256, "tau_0": 20}
-    out = []
-    for engine, workers in (("local", 0), ("ray", 1), ("ray", 2)):
-        built = build(Experiment(**words, engine=engine, workers=workers))
-        ids = sample(0, 1, 10_000, 1000)
-        call = round_of(built.cohort, built.algorithm, built.state.w, ids, words["tau_0"])
-        seconds = least(call, turns=5)[0]["seconds"]
-        out.append({"job": job, "engine": engine, "workers": workers, "P": built.problem.size, "seconds": seconds})
-        del built, call
+    here = build(Experiment(**words))
+    ids, out = sample(0, 1, 10_000, 1000), []
+    one, all_ = here.cohort, build(Experiment(**words)).cohort
+    one.team = Team(1)
+    for workers in (1, 2):
+        ray = build(Experiment(**words, engine="ray", workers=workers)).cohort
+        mine = one if workers == 1 else all_
+        calls = [round_of(cohort, here.algorithm, here.state.w, ids, words["tau_0"]) for cohort in (mine, ray)]
+        local, theirs = least(*calls, turns=15)
+        row = {"job": job, "P": here.problem.size, "workers": workers}
+        out.append(row | {"local_s": local["seconds"], "ray_s": theirs["seconds"]})
+        del ray, calls
     return out
 
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import FedVeca, control
+from fedveca.algorithms import FedAvg, FedVeca, control
 from fedveca.cohorts.draws import sample
+from fedveca.cohorts.local import Local
 from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.shelf import Damaged, Shelf
 from fedveca.runs.build import build
@@ -27,6 +28,9 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.record import Run
 from fedveca.runs.run import resume, run
+from fedveca.tasks.data import load
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import partition
 
 SMALL = {
     "model": "svm", "rounds": 6, "batch": 8, "clients": 40, "partition": "iid", "lr": 0.05, "method": "scaffold",
@@ -187,6 +191,20 @@ def test_fedveca_with_few_clients_a_round() -> None:
     never = torch.tensor([i for i in range(60) if i not in met])
     assert len(never) > 5
     assert state.tau[never].tolist() == [5] * len(never)
+
+
+def test_threads_do_not_meet_in_a_mapped_module() -> None:
+    """Chunks of a network step side by side; each thread's parameters are its own."""
+    data = load("synthetic", clients=300)
+    problem = model("mlp", (60,), 10, hidden=128)
+    shares = partition("writer", data.y, 10, 300, writer=data.writer)
+    order, ids = FedAvg(0.05).order(FedAvg(0.05).init(problem.init(), torch.ones(300))), torch.arange(300)
+    tau = torch.arange(300) % 7 + 3
+    means = []
+    for threads in (1, 4):
+        cohort = Local(FedAvg(0.05), problem, data.x, data.y, shares, batch=64, lanes=10, threads=threads)
+        means.append(cohort(0, order, ids, tau)[1].mean["G"])
+    assert torch.equal(*means)
 
 
 PEAK = """

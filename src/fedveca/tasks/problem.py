@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -136,11 +137,11 @@ class Network:
         return out
 
     def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if len(w) > FEW and self.mapped:
-            mapped = vmap(grad_and_value(self._loss), in_dims=(0, 0, 0, None if weight is None else 0))
-            g, loss = mapped(w, x, y, weight)
-            return loss, g
         replica = self._replica(w.device)
+        if len(w) > FEW and self.mapped:
+            one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
+            g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
+            return loss, g
         if len(w) == 1:
             loss, g = replica(w[0], x[0], y[0], None if weight is None else weight[0])
             return loss[None], g[None]
@@ -158,8 +159,8 @@ class Network:
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         return self._replica(w.device).scores(w, x)
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        return _mean(per_row(self.loss(functional_call(self.module, self.named(w), (x,)), y)), weight)
+    def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        return _mean(per_row(self.loss(functional_call(module, self.named(w), (x,)), y)), weight)
 
     def fork(self) -> Network:
         return Network(self.module, "", self.loss, self.metric, self.precision, self.measure)
