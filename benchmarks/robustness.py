@@ -19,7 +19,8 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import environment
 from fedveca.runs.run import run
 from fedveca.tasks.data import load
-from fedveca.views.figures import LOOK, STYLE, save
+from fedveca.views.figures import STYLE, save
+from fedveca.views.series import LOOK
 
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
 DEFENCES = {"mean": {}, "clip": {}, "trimmed": {"gather_trim": 0.4}, "median": {}}

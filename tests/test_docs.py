@@ -33,7 +33,9 @@ PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 QUICK = {"run": ["rounds=2", "probe=16", "tau_0=2", "tau_all=0"]}
 QUICK["compare"] = [*QUICK["run"], "--seeds", "1", "--workers", "1"]
 NOT_RUN = {  # lines that cannot run here, by pattern, and why
-    r"\.\.\.|\b[A-Z]{3,}\b": "names a folder or a value of the reader's",
+    r"\.\.\.|\b[A-Z_]{3,}\b": "names a folder or a value of the reader's",
+    r"^fedveca board": "serves until Ctrl-C; tests/test_board_page.py opens it",
+    r"^fedveca deploy": "minutes; tests/test_flower.py runs it",
     r"^fedveca reproduce": "hours; tests/test_reproduce.py runs it small",
     r"^fedveca data get": "needs a network; tests/test_data.py runs it",
     r"cifar10|fashion-mnist": "needs data of a hundred megabytes; tests/test_data.py reads them",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import lines, same
+from test_resume import same
 from zygote import Zygote, zygote
 
 from fedveca.runs.experiment import Experiment
@@ -39,8 +39,11 @@ def test_killed_at_random_moments(kills: int, settings: dict[str, Any], tmp_path
         moments: list[int] = []  # rounds on the disk when it was killed
         for n in range(4 * kills):
             folder = tmp_path / f"life{n}"
-            while not lived(programs, new, folder, life * chance.uniform(0, 0.4) if len(moments) < kills else 600):
-                moments.append(len(lines(folder)) if (folder / "experiment.toml").exists() else 0)
+            while True:
+                more = chance.randint(-2, 8) if len(moments) < kills else 10**6  # below 0: before its first round
+                if lived(programs, new, folder, more, life * chance.uniform(0, 0.05 if more > 0 else 0.4)):
+                    break
+                moments.append(done(folder))
             same(tmp_path / "whole", folder)
             left = {path.name for path in folder.iterdir()} - {".lock"}
             assert left == {path.name for path in (tmp_path / "whole").iterdir()}  # no draft is left behind
@@ -51,10 +54,19 @@ def test_killed_at_random_moments(kills: int, settings: dict[str, Any], tmp_path
     print(f"killed after rounds {sorted(moments)}")
 
 
-def lived(programs: Zygote, new: list[str], folder: Path, seconds: float) -> bool:
-    """Whether the run in the folder ends within so many seconds; if not, it is killed."""
+def done(folder: Path) -> int:
+    """Rounds on the disk, whole lines of them."""
+    path = folder / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def lived(programs: Zygote, new: list[str], folder: Path, more: int, seconds: float) -> bool:
+    """Whether the run in the folder ends before it has done `more` rounds; if not, it is killed, seconds later."""
     there = (folder / "experiment.toml").exists()
+    wanted = done(folder) + max(more, 0)
     pid = programs.start(*(["run", "--quiet", "--device", "cpu", "--resume"] if there else new), folder)
+    while done(folder) < wanted and not over(pid):
+        time.sleep(0.002)
     until = time.monotonic() + seconds
     while time.monotonic() < until and not over(pid):
         time.sleep(0.002)

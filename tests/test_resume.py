@@ -114,7 +114,7 @@ def test_any_bit(tmp_path: Path) -> None:
     whole, belongs = (tmp_path / "run" / LAST).read_bytes(), mark(e, built)
     for at in range(len(whole)):
         (tmp_path / "run" / LAST).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        course, _, said = restore(tmp_path / "run", built, belongs, "cpu")
+        course, said = restore(tmp_path / "run", built, belongs, "cpu")
         assert said == f"{LAST} is damaged; went on from {FORMER}"
         assert course.round == 2
 
