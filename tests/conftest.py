@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
