@@ -127,13 +127,13 @@ def _synthetic(clients: int, heterogeneity: float, seed: int) -> Dataset:
     y, y_test = torch.empty(rows, dtype=torch.int64), torch.empty(tests, dtype=torch.int64)
     at = at_test = 0
     for n in torch.split(sizes, CHUNK):
-        own = torch.randn(len(n), FEATURES + 1, CLASSES, generator=rng)
-        model = math.sqrt(1 - share) * common + math.sqrt(share) * own
+        model = torch.randn(len(n), FEATURES + 1, CLASSES, generator=rng)
+        model.mul_(math.sqrt(share)).add_(math.sqrt(1 - share) * common)
         centre = math.sqrt(share) * torch.randn(len(n), FEATURES, generator=rng)
         centre = centre + heterogeneity * torch.randn(len(n), 1, generator=rng)
         blocks = (n + n // 5 + BLOCK - 1) // BLOCK
         who = torch.arange(len(n)).repeat_interleave(blocks)
-        drawn = torch.randn(len(who), BLOCK, FEATURES, generator=rng) * spread + centre[who, None]
+        drawn = torch.randn(len(who), BLOCK, FEATURES, generator=rng).mul_(spread).add_(centre[who, None])
         label = torch.baddbmm(model[who, -1:], drawn, model[who, :-1]).argmax(2)
         first = (torch.arange(len(who)) - (blocks.cumsum(0) - blocks)[who]) * BLOCK
         row, last = first[:, None] + torch.arange(BLOCK), n[who, None]  # of its client, [blocks, BLOCK]
