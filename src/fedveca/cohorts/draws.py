@@ -30,10 +30,17 @@ def _mix(x: Tensor) -> Tensor:
     return _shift(x, 31).bitwise_xor_(x)
 
 
+def _mix_one(x: int) -> int:
+    """The same of one number, without a tensor's cost."""
+    x &= 2**64 - 1
+    x = ((x >> 30) ^ x) * _MIX1 & 2**64 - 1
+    x = ((x >> 27) ^ x) * _MIX2 & 2**64 - 1
+    return (x >> 31) ^ x
+
+
 def _key(seed: int, k: int, ids: Tensor) -> Tensor:
     """[n] int64: one stream for each client of the round."""
-    key = _mix(torch.full_like(ids, _signed(seed * 2 + 1)))
-    return _mix(_mix(key + k) + ids)
+    return _mix(ids + _signed(_mix_one(_mix_one(seed * 2 + 1) + k)))
 
 
 def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int) -> Tensor:

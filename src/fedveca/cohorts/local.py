@@ -94,7 +94,7 @@ class Local:
         self.sizes = shares.sizes  # [N] D_i
         self.gather, self.send, self.even = gather, send, even  # even: every client counts the same
         self.weights = torch.ones_like(self.sizes) if even else self.sizes  # [N]
-        self.rows = Rows(x, y, shares.rows, pixels, self.device)  # a client's lie side by side
+        self.rows = Rows(x, problem.targets(y), shares.rows, pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
         self.memory = Memory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
@@ -112,7 +112,7 @@ class Local:
         gatherer = self.gather()
         parts = []
         with tensor_cores(self.device):
-            work, crews = partial(self._chunk, k, order, len(ids), gatherer), crew.cut(self._width(len(ids)))
+            work, crews = partial(self._chunk, k, order, gatherer), crew.cut(self._width(len(ids)))
             for some, part in zip(crews, self.team.map(work, crews), strict=True):
                 if part.piece:
                     gatherer.add(part.piece)  # in a fixed order
@@ -131,7 +131,7 @@ class Local:
         worth = n * self.batch * self.rows.numel > THREAD_FLOATS
         return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
-    def _chunk(self, k: int, order: Order, asked: int, gatherer: Gatherer, crew: Crew) -> Part:
+    def _chunk(self, k: int, order: Order, gatherer: Gatherer, crew: Crew) -> Part:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm
         w = order.w.expand(len(crew.ids), -1)  # [n, P]
@@ -146,8 +146,7 @@ class Local:
         if self._lanes:
             w, s = self._lanes.walk(order, s, index, crew.tau.tolist())
         else:
-            alone = asked == len(crew.ids) and self.problem.mapped  # the other workers are free
-            w, s = self._walk(order, s, w, index, crew.tau.tolist(), alone)
+            w, s = self._walk(order, s, w, index, crew.tau.tolist())
         vectors, each, memory = algorithm.finish(order, s, w, taken[:, None].to(w.dtype))
         each = {name: v[:, 0] for name, v in each.items()}
         if self.loss or algorithm.needs_gradient:
@@ -173,9 +172,7 @@ class Local:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, memory)
 
-    def _walk(
-        self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int], alone: bool
-    ) -> tuple[Tensor, Any]:
+    def _walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""
         done, at = [], 0
         for until in sorted(set(tau)):
@@ -183,7 +180,7 @@ class Local:
             if n < len(w):
                 done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
-            for x, y in self.rows.batches(index[:n, at:until].transpose(0, 1), self.team if alone else None):
+            for x, y in self.rows.batches(index[:n, at:until].transpose(0, 1)):
                 w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
             at = until
         if not done:

@@ -9,10 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveca.cohorts.team import Team
 from fedveca.tasks.data import moments, prepare
-
-ROOM_BYTES = 16 * 2**20  # of rows picked at once
 
 
 class Rows:
@@ -37,25 +34,18 @@ class Rows:
         """Rows that lie side by side."""
         return self._ready(lambda v: v[at:stop])
 
-    def batches(self, index: Tensor, team: Team | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows [n, B] of each step of index [steps, n, B], on the CPU, picked for many steps at once.
+    def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows [n, B] of each step of index [steps, n, B], on the CPU, good until the next are asked for.
 
-        Picking takes longest where a step is cheap; workers who have nothing else to do share it.
+        Picked one step at a time into the same place: so they are still in the cache when the step reads them.
         """
-        steps = max(1, ROOM_BYTES // (4 * index[0].numel() * self.numel))
-        for some in torch.split(index, steps):
-            at, x = some.flatten(), self._room(some.numel())
-            if team:
-                width = -(-len(at) // team.size)
-                list(team.map(self._lay, list(zip(torch.split(at, width), torch.split(x, width), strict=True))))
-            else:
-                self._lay((at, x))
-            y = self.y[at].view(*some.shape, *self.y.shape[1:])
-            yield from zip(x.view(*some.shape, *x.shape[1:]), y, strict=True)
-
-    def _lay(self, piece: tuple[Tensor, Tensor]) -> None:
-        index, room = piece
-        torch.index_select(self.x, 0, index, out=room)
+        at, form = index.flatten(1), index.shape[1:]
+        labels = self.y.index_select(0, at.flatten()).view(*index.shape, *self.y.shape[1:])
+        room = self._room(at.shape[1])
+        x = room.view(*form, *room.shape[1:])
+        for rows, y in zip(at, labels, strict=True):
+            torch.index_select(self.x, 0, rows, out=room)
+            yield x, y
 
     def _room(self, rows: int) -> Tensor:
         """This thread's place for rows: fresh memory would cost more than what is laid there."""
