@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -216,8 +217,8 @@ def main() -> None:
     result["environment"] = environment("cpu")
     for name in args.parts.split(","):
         work, jobs = PARTS[name]
-        with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-            told = pool.map(work, jobs, 1)
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+            told = list(pool.map(work, jobs))
         result[name] = [row for part in told for row in part] if isinstance(told[0], list) else told
         print(name, json.dumps(result[name], indent=1), flush=True)
         if args.out:
