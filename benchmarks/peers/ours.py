@@ -35,11 +35,14 @@ def main() -> None:
 
         sizes = cohort.sizes
 
+        def __init__(self, steps):
+            self.steps = steps
+
         def __call__(self, k, order, ids, _):
-            return cohort(k, order, ids, tau)
+            return cohort(k, order, ids, self.steps)
 
     state = algorithm.init(problem.init(), tau)
-    next(federate(algorithm, Fixed(), state, 1, seed=1))  # libraries load and choose their kernels
+    next(federate(algorithm, Fixed(tau.clamp(max=1)), state, 1, seed=1))  # libraries load and choose their kernels
     rows, labels = shards.probe()
     rows, labels = torch.from_numpy(rows), torch.from_numpy(labels).to(torch.int64)
     if job.model == "svm":
@@ -47,7 +50,7 @@ def main() -> None:
     before = float(problem.losses(state.w, rows, labels)[0])
     watch = Stopwatch()
     watch.start()
-    for after, _ in federate(algorithm, Fixed(), state, job.rounds):
+    for after, _ in federate(algorithm, Fixed(tau), state, job.rounds):
         state = after
     watch.stop()
     watch.report(job, before, float(problem.losses(state.w, rows, labels)[0]))
