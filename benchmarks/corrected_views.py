@@ -16,6 +16,7 @@ NAMES = {"svm-mnist": "SVM, MNIST", "cnn-mnist": "CNN, MNIST", "cnn-cifar10": "C
 METHODS = {
     "corrected": ("FedVeca corrected", "#0072B2"), "fedveca": ("FedVeca", "#56B4E9"),
     "scaffold": ("SCAFFOLD", "#D55E00"), "scaffold+": ("SCAFFOLD, more steps", "#E69F00"),
+    "scaffold probed": ("SCAFFOLD, probe's steps", "#8C510A"),
     "fedavg": ("FedAvg", "#009E73"), "fedprox": ("FedProx", "#CC79A7"), "fednova": ("FedNova", "#555555"),
 }
 Row = dict[str, Any]

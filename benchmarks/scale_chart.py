@@ -14,6 +14,7 @@ def draw(result: dict, path: Path) -> None:
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
     plt.rcParams.update({"svg.hashsalt": "scale", "font.size": 9, "text.color": INK, "axes.edgecolor": INK})
     figure, panels = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
@@ -50,9 +51,11 @@ def draw(result: dict, path: Path) -> None:
     for panel in panels:
         panel.set_xscale("log")
         panel.set_yscale("log")
+        panel.xaxis.set_major_locator(FixedLocator(sorted(set(panel.lines[0].get_xdata()))))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_formatter("{x:,g}")
-            axis.set_minor_formatter("")
+            axis.set_minor_locator(NullLocator())
         panel.tick_params(colors=INK, which="both", length=0)
         panel.grid(color=INK, alpha=0.2, linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)

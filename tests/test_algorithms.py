@@ -19,7 +19,7 @@ P = torch.tensor([0.25, 0.75], dtype=torch.float64)
 TAU = torch.tensor([2, 3])
 W0 = torch.zeros(3)
 METHODS = [
-    FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA), Corrected(ETA, probe_step=False),
+    FedAvg(ETA), FedProx(ETA, mu=0.5), FedNova(ETA), Scaffold(ETA), FedVeca(ETA), Corrected(ETA, probe_steps=0),
 ]
 
 

@@ -79,7 +79,7 @@ def fresh(algorithm: Any, seed: int) -> tuple[Any, list[Named]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_corrections_cancel_and_the_server_moves_along_the_mean_gradient(seed: int) -> None:
-    bowls, algorithm = Bowls(seed), Corrected(ETA, tau_max=12, probe_step=False)
+    bowls, algorithm = Bowls(seed), Corrected(ETA, tau_max=12, probe_steps=0)
     state, memory = fresh(algorithm, seed)
     for _ in range(8):
         before = state
@@ -112,12 +112,12 @@ def test_a_new_client_walks_uncorrected() -> None:
     assert not torch.isnan(memory[1]["c"]).any()
 
 
-def test_the_probe_step_is_one_step_of_the_whole_gradient() -> None:
+def test_the_probe_steps_are_steps_of_the_whole_gradient() -> None:
     bowls = Bowls(3)
-    with_it, without = Corrected(ETA), Corrected(ETA, probe_step=False)
+    with_it, without = Corrected(ETA, probe_steps=3), Corrected(ETA, probe_steps=0)
     w = fresh(with_it, 3)[0].w
     after = [one_round(a, bowls, *fresh(a, 3))[0].w for a in (with_it, without)]
-    assert torch.allclose(after[1] - after[0], ETA * bowls.whole(w), atol=1e-9)
+    assert torch.allclose(after[1] - after[0], 3 * ETA * bowls.whole(w), atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -40,7 +40,7 @@ class Walk(NamedTuple):
 
 @dataclass(frozen=True)
 class Corrected(Algorithm):
-    """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used as a step."""
+    """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used for steps."""
 
     lr: float
     alpha: float = 0.95
@@ -48,7 +48,7 @@ class Corrected(Algorithm):
     smooth: float = 0.5  # of the former log A in the new one
     distrust: float = 0.0  # as FedVeca's
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
-    probe_step: bool = True  # whether the server steps along grad F(w_k), which it has
+    probe_steps: float = 2.0  # of the server along grad F(w_k), which it has
     needs_gradient: ClassVar[bool] = True
 
     def init(self, w: Tensor, tau: Tensor) -> Steered:
@@ -62,7 +62,7 @@ class Corrected(Algorithm):
     def update(self, state: Steered, ids: Tensor, p: Tensor, report: Report) -> tuple[Steered, Named]:
         G, grad = report.mean["G"], report.mean["grad"]
         tau_k = float(p @ report.each["tau"])
-        w = state.w - self.lr * (tau_k * G + grad if self.probe_step else tau_k * G)
+        w = state.w - self.lr * (tau_k * G + self.probe_steps * grad)
         share = state.share.clone()
         share[ids] = p * report.mass
         c = state.c + report.mass / float(share.sum()) * (G - state.c)  # G_i - c = c_i+ - c_i
