@@ -18,7 +18,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the backgrou
 torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
+LONGEST = ("test_flower", "test_kill", "test_docs", "test_ray", "test_stop", "test_fuzz")
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no worker ends alone with one of them."""
+    rank = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session")
