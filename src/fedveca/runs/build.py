@@ -150,7 +150,7 @@ def method(e: Experiment) -> Algorithm:
     if e.method == "fedveca":
         return FedVeca(e.lr, e.alpha, e.tau_max, trim)
     if e.method == "corrected":
-        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth, trim)
+        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth, trim, probe_steps=e.probe_steps)
     if e.method == "fedprox":
         return FedProx(e.lr, e.mu)
     if e.method == "fednova":

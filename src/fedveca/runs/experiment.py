@@ -56,6 +56,7 @@ class Experiment:
     tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = option(50, "FedVeca: the most local steps", low=2, high=10**5)
     smooth: float = option(0.5, "corrected: share of the former rounds in A", low=0, high=0.99)
+    probe_steps: float = option(2.0, "corrected: the server's steps along grad F(w_k) in a round", low=0, high=100)
     tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
     probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
