@@ -48,6 +48,7 @@ def standing(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_all_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     argv = ["reproduce", "--seeds", "2", "--device", "cpu"]
     assert main(argv) == 0
