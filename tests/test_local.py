@@ -123,3 +123,8 @@ def test_sample_draws_each_client_as_often() -> None:
     assert counts.min() > 50
     assert counts.max() < 115
     assert draws.sample(3, 7, 5, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_one_number_is_mixed_as_a_tensor_is() -> None:
+    for x in (0, 1, -1, 2**40 + 7, -(2**63), 2**63 - 1):
+        assert draws._signed(draws._mix_one(x)) == int(draws._mix(torch.tensor(x)))

@@ -24,8 +24,8 @@ from ray.cluster_utils import Cluster
 
 from fedveca.algorithms import FedAvg
 from fedveca.cli import main
-from fedveca.cohorts.ray import Ray, connect, dealt
-from fedveca.cohorts.worker import Sum, Worker, added
+from fedveca.cohorts.ray import Ray, connect
+from fedveca.cohorts.worker import Sum, Worker, added, dealt
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate

@@ -27,7 +27,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Order, Report
 from fedveca.cohorts.memory import LIMIT, Memory
 from fedveca.cohorts.shelf import PIECE_BYTES
-from fedveca.cohorts.worker import Sum, Worker, added, packed, unpacked
+from fedveca.cohorts.worker import Sum, Worker, added, dealt, packed, unpacked
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
@@ -215,14 +215,6 @@ class Ray:
     def _piece(self) -> int:
         """Clients whose rows travel at once."""
         return max(1, PIECE_BYTES // (4 * max(1, self._width)))
-
-
-def dealt(sizes: Tensor, workers: int) -> Tensor:
-    """[N] the worker of each client: largest first, to and fro, so that all own about as many rows."""
-    at = torch.arange(len(sizes)) % (2 * workers)
-    owner = torch.empty_like(sizes)
-    owner[sizes.argsort(descending=True, stable=True)] = torch.minimum(at, 2 * workers - 1 - at)
-    return owner
 
 
 def connect(address: str, data_bytes: int) -> None:

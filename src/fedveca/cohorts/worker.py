@@ -46,6 +46,14 @@ def unpacked(arrays: Arrays, device: torch.device | str = "cpu") -> dict[str, Te
     return {name: torch.tensor(v, device=device) for name, v in arrays.items()}  # what travelled is read-only
 
 
+def dealt(sizes: Tensor, workers: int) -> Tensor:
+    """[N] the worker of each client: largest first, to and fro, so that all own about as many rows."""
+    at = torch.arange(len(sizes)) % (2 * workers)
+    owner = torch.empty_like(sizes)
+    owner[sizes.argsort(descending=True, stable=True)] = torch.minimum(at, 2 * workers - 1 - at)
+    return owner
+
+
 class Worker:
     """Client i of the federation is client i here: those that live elsewhere own no rows."""
 

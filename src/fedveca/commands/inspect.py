@@ -33,7 +33,8 @@ def _partition(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from fedveca.views.terminal import Screen, named, settings
+    from fedveca.views.tables import named, settings
+    from fedveca.views.terminal import Screen
 
     with Screen(args.quiet or args.json) as screen:
         screen.settings()
