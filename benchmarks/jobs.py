@@ -43,7 +43,7 @@ JOBS = {
 class Shards(NamedTuple):
     """The clients' data, sorted by label: client i holds rows i*n to (i+1)*n."""
 
-    x: np.ndarray  # svm [60000, 784], cnn [60000, 1, 28, 28], float32 in [0, 1]
+    x: np.ndarray  # svm [60000, 784], cnn [60000, 1, 28, 28], float32 in [0, 1], or uint8 if asked
     y: np.ndarray  # svm float32: +1 for even digits, -1 for odd ones; cnn int64 in 0..9
     clients: int
 
@@ -65,12 +65,13 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def load(job: Job, folder: Path) -> Shards:
-    """MNIST's training set as the job wants it."""
+def load(job: Job, folder: Path, *, raw: bool = False) -> Shards:
+    """MNIST's training set as the job wants it; `raw` for an engine that divides by 255 itself."""
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz")
     order = np.argsort(labels, kind="stable")
     digits = labels[order]
-    images = read_idx(folder / "train-images-idx3-ubyte.gz")[order] / np.float32(255)
+    images = read_idx(folder / "train-images-idx3-ubyte.gz")[order]
+    images = images if raw else images / np.float32(255)
     if job.model == "svm":
         return Shards(images.reshape(-1, 784), 1 - 2 * (digits % 2).astype(np.float32), job.clients)
     return Shards(images[:, None], digits.astype(np.int64), job.clients)

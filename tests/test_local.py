@@ -12,7 +12,7 @@ from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, F
 from fedveca.cohorts import draws
 from fedveca.cohorts.local import Local
 from fedveca.runs.federate import federate
-from fedveca.tasks.data import load
+from fedveca.tasks.data import load, prepare
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
@@ -47,6 +47,24 @@ def test_chunks_and_threads_of_convolutions() -> None:
         w, same = trained(algorithm, "cnn", threads=2)
         assert same == tau
         assert float((w - plain).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
+def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pixels: str) -> None:
+    data = load("digits")
+    x = (data.x * 255).to(torch.uint8)
+    problem, algorithm = model(name, (1, 8, 8), 10), FedVeca(0.002)
+    shares = partition("dirichlet", data.y, 10, 8, seed=1)
+    ended = []
+    for rows, how in ((prepare(x, pixels), "as-is"), (x, pixels)):
+        cohort = Local(algorithm, problem, rows, data.y, shares, batch=8, seed=5, probe=7, pixels=how)
+        seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
+        ended.append((seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]))
+    (plain, tau), (w, same) = ended
+    assert same == tau
+    assert float((w - plain).abs().max()) < 1e-5
+    assert float((plain - problem.init()).abs().max()) > 5e-4
 
 
 @pytest.mark.parametrize("name", ["svm", "mlp"])

@@ -6,6 +6,7 @@ from jobs import LR, Stopwatch, arguments, load
 from fedveca.algorithms import FedAvg, FedVeca
 from fedveca.cohorts.local import Local
 from fedveca.runs.federate import federate
+from fedveca.tasks.data import prepare
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
@@ -19,7 +20,7 @@ class Probed(FedAvg):
 def main() -> None:
     """Time one job; FedVeca takes the job's steps too, so that both do the same work but for the estimates."""
     job, folder, given = arguments("--method")
-    shards = load(job, folder)
+    shards = load(job, folder, raw=True)  # bytes, as fedveca holds them
     x, y = torch.from_numpy(shards.x), torch.from_numpy(shards.y).to(torch.int64)
     if job.model == "svm":
         x, y = x.view(-1, 1, 28, 28), (1 - y) // 2  # the SVM's own signs: even +1, odd -1
@@ -27,7 +28,7 @@ def main() -> None:
     algorithm = {"fedveca": FedVeca(LR), "probe": Probed(LR)}.get(given.method, FedAvg(LR))
     n = len(y) // job.clients
     shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
-    cohort = Local(algorithm, problem, x, y, shares, batch=job.batch, loss=False)
+    cohort = Local(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", loss=False)
     tau = torch.full((job.clients,), job.steps)
 
     class Fixed:
@@ -44,7 +45,7 @@ def main() -> None:
     state = algorithm.init(problem.init(), tau)
     next(federate(algorithm, Fixed(tau.clamp(max=1)), state, 1, seed=1))  # libraries load and choose their kernels
     rows, labels = shards.probe()
-    rows, labels = torch.from_numpy(rows), torch.from_numpy(labels).to(torch.int64)
+    rows, labels = prepare(torch.from_numpy(rows), "unit"), torch.from_numpy(labels).to(torch.int64)
     if job.model == "svm":
         labels = (1 - labels) // 2
     before = float(problem.losses(state.w, rows, labels)[0])

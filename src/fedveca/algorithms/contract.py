@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 Named = dict[str, Tensor]
@@ -67,7 +68,7 @@ class Algorithm(Protocol):
         return ()
 
     def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:
-        return w - self.lr * g, s  # (1)
+        return torch.sub(w, g, alpha=self.lr), s  # (1)
 
     def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         """Vectors for the mean, numbers for the server, memory for the client's next round."""

@@ -92,7 +92,7 @@ class Corrected(Algorithm):
 
     def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
         beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15: the correction cancels
-        w = w - self.lr * (g + s.turn)
+        w = torch.sub(w, g + s.turn, alpha=self.lr)
         far = norm(order.w - w)
         spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17, of corrected gradients
         best = torch.maximum(s.beta, beta), torch.maximum(s.spread, spread)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
@@ -22,7 +23,7 @@ class FedProx(Algorithm):
         return FedAvg(self.lr).update(state, ids, p, report)
 
     def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:
-        return w - self.lr * (g + self.mu * (w - order.w)), s
+        return torch.sub(w, g + self.mu * (w - order.w), alpha=self.lr), s
 
     def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         return FedAvg(self.lr).finish(order, s, w, tau)

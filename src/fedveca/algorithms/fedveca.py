@@ -81,7 +81,7 @@ class FedVeca(Algorithm):
 
     def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
         beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15; lambda = 0 is 0/0
-        w = w - self.lr * g  # (1)
+        w = torch.sub(w, g, alpha=self.lr)  # (1)
         far = norm(order.w - w)  # eta |sum of the gradients up to lambda|
         spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17
         return w, Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread))

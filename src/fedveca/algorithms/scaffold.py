@@ -41,7 +41,7 @@ class Scaffold(Algorithm):
         return memory["c"]
 
     def step(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return w - self.lr * (g - s + order.aux["c"]), s
+        return torch.sub(w, g - s + order.aux["c"], alpha=self.lr), s
 
     def finish(self, order: Order, s: Tensor, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         G = (order.w - w) / self.lr

@@ -94,6 +94,7 @@ class Local:
         self.sizes = shares.sizes  # [N] D_i
         self.gather, self.send, self.even = gather, send, even  # even: every client counts the same
         self.weights = torch.ones_like(self.sizes) if even else self.sizes  # [N]
+        self.whole = float(self.weights.sum())
         self.rows = Rows(x, problem.targets(y), shares.rows, pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
         self.memory = Memory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
@@ -119,12 +120,11 @@ class Local:
                 self._remember(some.ids, part)
                 parts.append(part._replace(piece=None, memory={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
-        well = each.pop("well") > 0
         back = torch.argsort(by_tau)
-        each, well = {name: v[back][well[back]] for name, v in each.items()}, well[back]
-        mass = float(self.weights[ids[well]].sum())
-        each = gatherer.numbers(each) | {"tau": tau[well].double()}
-        return ids[well], Report(gatherer.close(mass), each, mass / float(self.weights.sum()))
+        well = each.pop("well")[back] > 0
+        who, each = ids[well], gatherer.numbers({name: v[back][well] for name, v in each.items()})
+        mass = float(self.weights[who].sum())
+        return who, Report(gatherer.close(mass), each | {"tau": tau[well].double()}, mass / self.whole)
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
@@ -181,7 +181,7 @@ class Local:
                 done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
             for x, y in self.rows.batches(index[:n, at:until].transpose(0, 1)):
-                w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y))
+                w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y, self.rows.unit))
             at = until
         if not done:
             return w, s

@@ -9,20 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveca.tasks.data import moments, prepare
+from fedveca.tasks.data import UNIT, moments
 
 
 class Rows:
-    """On the CPU ready for the model, once; on CUDA as compact as they came, made ready as they are picked."""
+    """As compact as they came, made ready for the model as they are picked: bytes are quicker to fetch than floats."""
 
     def __init__(self, x: Tensor, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self.x, self.y = _laid(x, order, pixels) if on_cpu else x[order].to(device), y[order].to(device)
+        self.x, self.y = _laid(x, order).to(device), y[order].to(device)
         self.numel = self.x[0].numel()  # of one row
+        self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model is given
+        self.unit = UNIT if pixels == "unit" else 1.0  # what a number of a row is multiplied by
         self._moments = None  # what to take from each row, and what to multiply it by then
         self._own = threading.local()
-        if not on_cpu and pixels != "as-is":
-            parts = [moments(part, pixels) for part in torch.split(self.x, 8192)]
+        if pixels == "standardised":
+            parts = [moments(part) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,39 +36,47 @@ class Rows:
         return self._ready(lambda v: v[at:stop])
 
     def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows [n, B] of each step of index [steps, n, B], on the CPU, good until the next are asked for.
+        """The rows [n, B] of each step of index [steps, n, B], on the CPU, yet to be multiplied by `unit`.
 
-        Picked one step at a time into the same place: so they are still in the cache when the step reads them.
+        Picked one step at a time into the same place, good until the next are asked for: so they are still in the
+        cache when the step reads them.
         """
         at, form = index.flatten(1), index.shape[1:]
         labels = self.y.index_select(0, at.flatten()).view(*index.shape, *self.y.shape[1:])
-        room = self._room(at.shape[1])
-        x = room.view(*form, *room.shape[1:])
+        raw, ready = self._room(at.shape[1])
+        x = ready.view(*form, *ready.shape[1:])
         for rows, y in zip(at, labels, strict=True):
-            torch.index_select(self.x, 0, rows, out=room)
+            torch.index_select(self.x, 0, rows, out=raw)
+            if raw is not ready:
+                ready.copy_(raw)
+            if self._moments:
+                shift, scale = self._moments
+                ready.sub_(shift.index_select(0, rows)).mul_(scale.index_select(0, rows))
             yield x, y
 
-    def _room(self, rows: int) -> Tensor:
-        """This thread's place for rows: fresh memory would cost more than what is laid there."""
-        if getattr(self._own, "room", None) is None or len(self._own.room) < rows:
-            self._own.room = torch.empty(rows, *self.x.shape[1:], dtype=self.x.dtype)
-        room: Tensor = self._own.room[:rows]
-        return room
+    def _room(self, rows: int) -> tuple[Tensor, Tensor]:
+        """This thread's place for rows as they lie and as the model is given them, one where these are the same.
+
+        Fresh memory would cost more than what is laid there.
+        """
+        mine = self._own.__dict__
+        if "raw" not in mine or len(mine["raw"]) < rows:
+            mine["raw"] = mine["ready"] = self.x.new_empty(rows, *self.x.shape[1:])
+            if self.x.dtype != self.kind:
+                mine["ready"] = torch.empty(self._own.raw.shape, dtype=self.kind)
+        raw = mine["raw"][:rows]
+        return raw, mine["ready"][:rows] if self.x.dtype != self.kind else raw
 
     def _ready(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
-        return x if x.dtype == torch.int64 else x.float(), pick(self.y)
+        elif self.unit != 1:
+            x = x.float() * self.unit
+        return x.to(self.kind), pick(self.y)
 
 
-def _laid(x: Tensor, order: Tensor, pixels: str) -> Tensor:
-    """Rows in `order`, ready for the model, piece by piece: beside x nothing else lies in memory as large.
-
-    NumPy asks large pages for it: rows picked at random miss fewer.
-    """
-    kind = np.int64 if x.dtype == torch.int64 else np.float32
-    out = torch.from_numpy(np.empty((len(order), *x.shape[1:]), kind))
-    for piece, room in zip(torch.split(order, 8192), torch.split(out, 8192), strict=True):
-        room.copy_(prepare(x[piece], pixels))
-    return out
+def _laid(x: Tensor, order: Tensor) -> Tensor:
+    """Rows in `order`; NumPy asks large pages for them: rows picked at random miss fewer."""
+    out = torch.from_numpy(np.empty((len(order), *x.shape[1:]), x.numpy().dtype))
+    return torch.index_select(x, 0, order, out=out)

@@ -59,7 +59,8 @@ def federate(
             continue
         if len(who) == 0:
             raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; a smaller lr usually helps")
-        p = cohort.sizes[who].double() / cohort.sizes[who].sum()
+        size = cohort.sizes[who].double()
+        p = size / size.sum()
         after, seen = algorithm.update(state, who, p, report)
         if not bool(torch.isfinite(after.w).all()):
             raise Diverged(f"round {k + 1}: the averaged model is not finite; a smaller lr usually helps")

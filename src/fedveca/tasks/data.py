@@ -17,6 +17,7 @@ __all__ = ["NAMES", "DataError", "Dataset", "load", "prepare"]
 
 NAMES = ("digits", "synthetic", "mnist", "fashion-mnist", "cifar10")
 QMNIST = readers.FILES["qmnist"][0].name
+UNIT = 1 / 255  # of pixels
 FEATURES, CLASSES = 60, 10
 CHUNK, BLOCK = 2048, 8  # synthetic: clients drawn at a time, and rows of a client in one product
 
@@ -40,18 +41,15 @@ def prepare(x: Tensor, pixels: str) -> Tensor:
     if pixels == "as-is":
         return x if x.dtype == torch.int64 else x.to(torch.float32)
     if pixels == "unit":
-        return x.to(torch.float32) * (1 / 255)
-    shift, scale = moments(x, pixels)
+        return x.to(torch.float32) * UNIT
+    if pixels != "standardised":
+        raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
+    shift, scale = moments(x)
     return (x.to(torch.float32) - shift) * scale
 
 
-def moments(x: Tensor, pixels: str) -> tuple[Tensor, Tensor]:
-    """What to take from each image [..., C, H, W] and what to multiply it by then: each [..., 1, 1, 1]."""
-    if pixels == "unit":
-        zero = torch.zeros_like(x[..., :1, :1, :1], dtype=torch.float32)
-        return zero, zero + 1 / 255
-    if pixels != "standardised":
-        raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What to take from each image [..., C, H, W] to standardise it and what to multiply it by then: [..., 1, 1, 1]."""
     variance, mean = torch.var_mean(x.to(torch.float32), (-3, -2, -1), correction=0, keepdim=True)
     return mean, variance.clamp(min=1 / math.prod(x.shape[-3:])).rsqrt()
 
