@@ -29,10 +29,10 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
+    "plain": Engine("plain", TORCH),
     "ours": Engine("ours", packages=("fedveca", "torch", "numpy")),
     "ours-probe": Engine("ours", options=("--method", "probe"), packages=("fedveca", "torch", "numpy")),
     "ours-fedveca": Engine("ours", options=("--method", "fedveca"), packages=("fedveca", "torch", "numpy")),
-    "plain": Engine("plain", TORCH),
     "flower": Engine("flower", (*TORCH, "flwr[simulation]==1.41.0"), packages=("ray",)),
     "pfl": Engine("pfl", (*TORCH, "pfl==0.6.0")),
     "fluke": Engine("fluke", (*TORCH, "fluke-fl==0.8.1")),

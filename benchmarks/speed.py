@@ -1,6 +1,7 @@
 """Time the four jobs on our engine, the plain loop and every peer: python benchmarks/speed.py --data DIR
 
-Engines take turns within each pass, so that a ratio to the plain loop compares neighbours in time.
+Engines take turns within each pass, so that a ratio to the plain loop compares neighbours in time; every other pass
+goes the other way round, so that none always follows the same one.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +20,7 @@ from engines import ENGINES, HERE, prepare, versions
 from jobs import JOBS
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+REST = 2  # seconds between runs: what an engine started may outlive it
 Record = dict[str, object]
 
 
@@ -58,7 +61,7 @@ def summary(runs: list[Record]) -> list[Record]:
     done = {(run["pass"], run["job"], run["engine"]): run for run in runs if "seconds" in run}
     rows = []
     for job in dict.fromkeys(run["job"] for run in runs):
-        for engine in dict.fromkeys(run["engine"] for run in runs):
+        for engine in (name for name in ENGINES if any(run["engine"] == name for run in runs)):
             mine = {p: run for (p, j, e), run in done.items() if (j, e) == (job, engine)}
             if not mine:
                 continue
@@ -131,10 +134,11 @@ def main() -> None:
     }
     for number in range(given.passes):
         for job in given.jobs:
-            for name, python in pythons.items():
+            for name in list(pythons)[:: -1 if number % 2 else 1]:
                 if job in ENGINES[name].absent:
                     continue
-                run = time_once(name, python, job, data, given.limit)
+                time.sleep(REST)
+                run = time_once(name, pythons[name], job, data, given.limit)
                 runs.append({"pass": number, "engine": name, "job": job} | run)
                 print(f"pass {number + 1}: {json.dumps(runs[-1])}", file=sys.stderr, flush=True)
         result["summary"] = summary(runs)

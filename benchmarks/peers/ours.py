@@ -40,10 +40,11 @@ def main() -> None:
             self.steps = steps
 
         def __call__(self, k, order, ids, _):
-            return cohort(k, order, ids, self.steps)
+            return cohort(k, order, ids, self.steps[ids])
 
     state = algorithm.init(problem.init(), tau)
-    next(federate(algorithm, Fixed(tau.clamp(max=1)), state, 1, seed=1))  # libraries load and choose their kernels
+    few = 5 / job.clients  # for libraries to load and to choose their kernels
+    next(federate(algorithm, Fixed(tau.clamp(max=1)), state, 1, seed=1, participation=few))
     rows, labels = shards.probe()
     rows, labels = prepare(torch.from_numpy(rows), "unit"), torch.from_numpy(labels).to(torch.int64)
     if job.model == "svm":
