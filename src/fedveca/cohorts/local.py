@@ -146,7 +146,8 @@ class Local:
         if self._lanes:
             w, s = self._lanes.walk(order, s, index, crew.tau.tolist())
         else:
-            w, s = self._walk(order, s, w, index, crew.tau.tolist())
+            with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
+                w, s = self._walk(order, s, w, index, crew.tau.tolist())
         vectors, each, memory = algorithm.finish(order, s, w, taken[:, None].to(w.dtype))
         each = {name: v[:, 0] for name, v in each.items()}
         if self.loss or algorithm.needs_gradient:

@@ -22,6 +22,7 @@ class Problem(Protocol):
 
     size: int  # P
     mapped: bool  # whether many clients are cheaper as one batch than one by one
+    autograd: bool  # whether gradients are found by it, or in closed form
     measure: str  # what `losses` tells beside the loss: accuracy, or the name of a metric of one's own
     whole: bool  # whether that is of all rows at once, no mean over rows
 
@@ -61,7 +62,7 @@ class SquaredSvm:
     """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
 
     ridge = 0.1
-    mapped = True
+    mapped, autograd = True, False
     measure, whole = "accuracy", False
 
     def __init__(self, features: int) -> None:
@@ -107,6 +108,8 @@ class Network:
 
     Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
     """
+
+    autograd = True
 
     def __init__(
         self,
