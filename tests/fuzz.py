@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import strategies as st
@@ -37,6 +38,9 @@ from fedveca.runs.experiment import FIELDS, Experiment, parse, preset
 from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import run
 from fedveca.tasks import fetch, readers
+from fedveca.views import report
+from fedveca.views.board.app import AXES, Desk, Query
+from fedveca.views.series import curves, sections
 
 ROWS_OF = ("memory.ids", "memory.at", "memory.sums", "memory.width", "memory.width.c")
 
@@ -44,6 +48,7 @@ ROWS_OF = ("memory.ids", "memory.at", "memory.sums", "memory.width", "memory.wid
 class Reader(NamedTuple):
     cases: Callable[[], st.SearchStrategy[Any]]
     read: Callable[[Any, Path], None]  # of a case, with an empty folder to put it into
+    refuses: bool = True  # or it shows what it can of anything
 
 
 # cases
@@ -92,9 +97,9 @@ def words() -> st.SearchStrategy[list[str]]:
 
 
 @functools.cache
-def a_run() -> tuple[dict[str, bytes], Built, str]:
-    """The files of a small run with memory, what it was built from, and its mark."""
-    e = Experiment(method="scaffold", model="svm", rounds=3, batch=8, participation=0.5, lr=0.05)
+def a_run(method: str = "scaffold") -> tuple[dict[str, bytes], Built, str]:
+    """The files of a small run (SCAFFOLD's has memory), what it was built from, and its mark."""
+    e = Experiment(method=method, model="svm", rounds=3, batch=8, participation=0.5, lr=0.05)
     with tempfile.TemporaryDirectory() as folder:
         run(e, Path(folder) / "run", device="cpu")
         files = {path.name: path.read_bytes() for path in (Path(folder) / "run").iterdir()}
@@ -103,18 +108,25 @@ def a_run() -> tuple[dict[str, bytes], Built, str]:
 
 
 def folders() -> st.SearchStrategy[dict[str, bytes]]:
-    files = a_run()[0]
+    """FedVeca's, with one of its files hurt or with odd values in it."""
+    files = a_run("fedveca")[0]
     odd = st.sampled_from([
         None, True, -1, 7, 2**63, 10**400, 0.5, 1e308, math.nan, math.inf, "", "1", "\ud800", [], [1], [None], [0.5],
         ["x"], [[1]], [True], [10**400], {}, {"round": 0}, {"round": 0, "test_loss": None}, {"a": {"b": [1]}},
     ]) | st.integers() | st.floats() | st.text(max_size=5)  # fmt: skip
-    first, summary = json.loads(files["rounds.jsonl"].split(b"\n")[0]), json.loads(files["summary.json"])
+    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
 
-    def line(of: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    def changed(of: dict[str, Any]) -> st.SearchStrategy[bytes]:
         new = st.dictionaries(st.sampled_from([*of]), odd, max_size=2)
         return new.map(lambda new: json.dumps(of | new).encode() + b"\n")
 
-    kinds = {"experiment.toml": presets(), "rounds.jsonl": line(first), "summary.json": line(summary)}
+    def with_line(at: int) -> st.SearchStrategy[bytes]:
+        whole = files["rounds.jsonl"].splitlines(keepends=True)
+        return changed(lines[at]).map(lambda line: b"".join([*whole[:at], line, *whole[at + 1 :]]))
+
+    kinds = {"experiment.toml": presets(), "rounds.jsonl": st.sampled_from(range(len(lines))).flatmap(with_line)}
+    for name in ("summary.json", "partition.json", "environment.json"):
+        kinds[name] = changed(json.loads(files[name]))
     hurts = [st.tuples(st.just(name), hurt(files[name]) | kind) for name, kind in kinds.items()]
     return st.one_of(*hurts).map(lambda new: {name: files[name] for name in kinds} | {new[0]: new[1]})
 
@@ -199,12 +211,37 @@ def read_preset(case: bytes, folder: Path) -> None:
     Experiment(**preset(str(folder / "a.toml")))
 
 
-def read_folder(case: dict[str, bytes], folder: Path) -> None:
+def read_folder(case: dict[str, bytes], folder: Path) -> Run:
     for name, content in case.items():
         (folder / name).write_bytes(content)
     done = Run.open(folder)
     assert [line["round"] for line in done.rounds] == list(range(len(done.rounds)))
     assert not done.summary or {"round", "test_loss"} <= done.summary["last"].keys()
+    return done
+
+
+def read_report(case: dict[str, bytes], folder: Path) -> None:
+    """Whatever run can be opened can be reported."""
+    done = read_folder(case, folder)
+    try:
+        words, numbers = report.content([curves(mine) for mine in sections([done])])
+        shown = done._repr_html_()
+    except ValueError as error:
+        raise AssertionError("a run that was read cannot be shown") from error
+    assert "<script" not in words + shown
+    json.loads(numbers, parse_constant=lambda word: pytest.fail(word))
+
+
+def read_board(case: dict[str, bytes], folder: Path) -> None:
+    """The board shows what it can."""
+    for name, content in case.items():
+        (folder / name).write_bytes(content)
+    desk, mine = Desk(folder.parent), [("run", folder.name)]
+    names = [("name", name) for name in ("tau", "tau_k", "A", "test_accuracy", "round", "ids")]
+    said = [desk.runs(Query([])), desk.run(Query(mine)), desk.log(Query(mine))]
+    said += [desk.curves(Query([*mine, *names, ("x", axis)])) for axis in AXES]
+    said += [desk.heat(Query([*mine, ("name", name)])) for name in ("tau", "A", "test_loss")]
+    json.dumps(said, allow_nan=False)
 
 
 def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
@@ -315,7 +352,9 @@ REQUEST = save({"w": np.zeros(64, np.float32)}, {"request": json.dumps({
 READERS = {
     "presets (TOML)": Reader(presets, read_preset),
     "key=value": Reader(words, lambda case, folder: Experiment(**parse(case)) and None),
-    "run folders": Reader(folders, read_folder),
+    "run folders": Reader(folders, lambda case, folder: read_folder(case, folder) and None),
+    "run folders, reported": Reader(folders, read_report),
+    "run folders, on the board": Reader(folders, read_board, refuses=False),
     "checkpoints": Reader(checkpoints, read_checkpoint),
     "idx": Reader(lambda: hurt(*IDX), lambda case, folder: readers.idx(case, "a") is None),
     "gzipped idx": Reader(lambda: hurt(*map(packed, IDX)) | hurt(*IDX).map(packed), read_gz),

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,25 @@ CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 ROOM = 1 << 29  # bytes that a reader may ask for beyond what the tests already hold
 
 
-@pytest.fixture
+@contextmanager
 def little_room() -> Iterator[None]:
     """Who believes a header of terabytes, or of a gigabyte, meets MemoryError."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_room: None) -> None:
+def test_a_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value, or a ValueError of one printable sentence."""
     reader = READERS[name]
     cases = reader.cases()
+    cases.validate()  # builds tables of all characters, which takes long where there is little room
     count = refused = 0
     folder = tmp_path / "in" / "here"
     folder.mkdir(parents=True)
@@ -53,9 +57,10 @@ def test_a_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
             assert 5 < len(said) < 1200, said
             assert all(c.isprintable() for c in said.replace(str(folder), "")), said
 
-    check()
+    with little_room():
+        check()
     assert count >= CASES
-    assert refused > CASES // 10
+    assert refused > CASES // 10 or not reader.refuses
     assert [path.name for path in tmp_path.iterdir()] == ["in"]  # nothing left the folder
     assert [path.name for path in folder.parent.iterdir()] == ["here"]
     assert not Path("escaped").exists()

@@ -57,6 +57,7 @@ class Run:
         """The recorded test value beside the loss: test_accuracy, unless the run told another."""
         told = (name for line in (self.summary.get("kept", {}), *self.rounds) for name in line)
         return next((name for name in told if name.startswith("test_") and name != "test_loss"), "test_accuracy")
+
     def frame(self) -> Any:
         """The rounds as a pandas frame: one row a round, one column a recorded name."""
         from fedveca.views.notebook import frame

@@ -50,29 +50,35 @@ def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
     """Writes the report whole or not at all; says where it is and how large."""
     found = [curves(mine) for mine in sections(runs)]
-    content = page(found).encode()
+    text = page(found).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole(path, content)
+        whole(path, text)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
-    return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(content)}
+    return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(text)}
 
 
 def page(found: Sequence[list[Curve]]) -> str:
     """The whole file as text."""
-    drawn = [drawing(mine) for mine in found]
-    _fill(found, drawn)
+    body, data = content(found)
     files = resources.files("fedveca.views") / "page"
     scripts = [plotly(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
     title = report_words.heading(found[0]) if len(found) == 1 else f"{len(found)} tasks, {_count(found)} runs"
     return Template((files / "report.html").read_text("utf-8")).substitute(
         title=escape(title), version=__version__, style=(files / "report.css").read_text("utf-8"),
         hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
-        body=report_page.body(found, drawn), footer=f"Made by fedveca {__version__} from {_count(found)} run folders.",
-        data=json.dumps({"sections": drawn}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        body=body, footer=f"Made by fedveca {__version__} from {_count(found)} run folders.", data=data,
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )  # fmt: skip
+
+
+def content(found: Sequence[list[Curve]]) -> tuple[str, str]:
+    """The words as HTML, and what the figures draw as JSON."""
+    drawn = [drawing(mine) for mine in found]
+    _fill(found, drawn)
+    data = json.dumps({"sections": drawn}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return report_page.body(found, drawn), data
 
 
 def drawing(found: Sequence[Curve]) -> dict[str, Any]:

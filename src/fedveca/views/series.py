@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
 from fedveca.runs.record import Run
+from fedveca.runs.sound import LARGEST
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 LOOK: dict[str, tuple[str, str, str]] = {
@@ -102,7 +102,7 @@ def sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
 
 def number(value: Any) -> float | None:
     """A finite number, or none."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST else None
 
 
 def metrics(runs: Iterable[Run]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def held(path: Path) -> bool | None:
 def toml(path: Path) -> dict[str, Any]:
     """ValueError in one sentence where it cannot be read."""
     try:
-        return tomllib.loads(_text(path))
+        return {name: _plain(value) for name, value in tomllib.loads(_text(path)).items()}
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
 
@@ -64,7 +65,7 @@ def table(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is no table of names")
-    return content
+    return {name: _plain(value) for name, value in content.items()}
 
 
 def line(content: bytes) -> dict[str, Any] | None:
@@ -90,6 +91,17 @@ def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
                 yield from filter(None, map(line, reversed(parts)))
                 return
             block *= 8
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: no number beyond a float's range, TOML's dates as text."""
+    if isinstance(value, dict):
+        return {name: _plain(v) for name, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, int | float):
+        return value if abs(value) <= sys.float_info.max else None
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def _text(path: Path) -> str:
