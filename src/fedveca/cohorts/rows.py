@@ -47,7 +47,7 @@ class Rows:
         x = ready.view(*form, *ready.shape[1:])
         for rows, y in zip(at, labels, strict=True):
             torch.index_select(self.x, 0, rows, out=raw)
-            if raw is not ready:
+            if raw.dtype != ready.dtype:
                 ready.copy_(raw)
             if self._moments:
                 shift, scale = self._moments
@@ -55,17 +55,14 @@ class Rows:
             yield x, y
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor]:
-        """This thread's place for rows as they lie and as the model is given them, one where these are the same.
+        """This thread's place for rows as they lie and as the model is given them, one where these are of one kind.
 
         Fresh memory would cost more than what is laid there.
         """
-        mine = self._own.__dict__
-        if "raw" not in mine or len(mine["raw"]) < rows:
-            mine["raw"] = mine["ready"] = self.x.new_empty(rows, *self.x.shape[1:])
-            if self.x.dtype != self.kind:
-                mine["ready"] = torch.empty(self._own.raw.shape, dtype=self.kind)
-        raw = mine["raw"][:rows]
-        return raw, mine["ready"][:rows] if self.x.dtype != self.kind else raw
+        if len(getattr(self._own, "raw", ())) < rows:
+            self._own.raw = self.x.new_empty(rows, *self.x.shape[1:])
+            self._own.ready = self._own.raw.to(self.kind)
+        return self._own.raw[:rows], self._own.ready[:rows]
 
     def _ready(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         x = pick(self.x)

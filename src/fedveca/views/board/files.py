@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from fedveca.runs.sound import LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -100,7 +101,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if isinstance(value, int | float):
-        return value if abs(value) <= sys.float_info.max else None
+        return value if abs(value) <= LARGEST else None
     return value if value is None or isinstance(value, str) else str(value)
 
 
