@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveca.deploy.launch import HOST, QUIET, Federation, free_port, program
+from fedveca.deploy.launch import HOST, QUIET, Federation, free_port, program, started
 from fedveca.deploy.local import follow
 from fedveca.deploy.provision import write_app, write_key
 from fedveca.runs.experiment import Experiment
@@ -94,8 +94,19 @@ def scaffold(bench: Bench) -> Run:
     write_key(bench.federation.folder / "node-6" / "key", bench.folder / "twin.pub")
     bench.federation.register([bench.folder / "twin.pub"])
     bench.federation.start_node(6, client=1)
-    until(lambda: "SuperNode ID" in (bench.federation.folder / "node-6.log").read_text())
-    done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold")
+    log = bench.federation.folder / "node-6.log"
+    until(lambda: "SuperNode ID" in log.read_text())
+    patient = f'''
+import time
+
+
+@client.train()
+def train(message, context):
+    while message.content["order"]["round"] == 4 and "Sent successfully" not in open({str(log)!r}).read():
+        time.sleep(0.1)  # the twin has said who it is before the last round
+    return answer(message, context)
+'''
+    done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold", patient)
     twin = bench.federation.nodes.pop(6)
     twin.terminate()
     twin.wait(60)
@@ -232,11 +243,11 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     _, said = first.communicate(timeout=60)
     assert first.returncode == 130, said
     assert said.rstrip().endswith("interrupted")
-    until(lambda: _left(out) == [], 10)
+    assert _left(out) == []
     assert lines(out) < 3
     again = subprocess.Popen([*command, "--resume", str(out), "--quiet"])
     until(lambda: lines(out) >= 2 or again.poll() is not None)
-    time.sleep(1)
+    time.sleep(0.5)
     server = json.loads((out / "deployment" / "server.json").read_text())["pid"]
     os.kill(server, signal.SIGKILL)
     os.kill(again.pid, signal.SIGKILL)
@@ -247,7 +258,39 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     assert [line["round"] for line in done.rounds] == list(range(6))
     assert scaffold.folder
     same(out, load_file(scaffold.folder / "model.safetensors"), 0.0)
-    until(lambda: _left(out) == [], 30)
+    assert _left(out) == []
+
+
+def test_a_federations_folder_is_its_own(bench: Bench) -> None:
+    with (
+        pytest.raises(ValueError, match=f"deployment is in use by process {os.getpid()}; wait for it or stop it"),
+        Federation(bench.federation.folder, NODES),
+    ):
+        raise AssertionError
+    assert bench.federation.link
+    assert bench.federation.link.poll() is None
+
+
+def test_what_hangs_below_a_federation_ends_with_it_and_nothing_else(tmp_path: Path) -> None:
+    """A program that ignores signals, and one that it started in a session of its own."""
+    deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    parent = f"{deaf}subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True); time.sleep(300)"
+
+    def begin(federation: Federation) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", parent, f"{deaf}time.sleep(300)"]
+        process = subprocess.Popen(words, env=federation._environment({}))
+        until(lambda: len(started(federation.state)) == 2, 30)
+        return process
+
+    mine, others = Federation(tmp_path / "mine", 0), Federation(tmp_path / "mine-too", 0)
+    first, second = begin(mine), begin(others)
+    mine.close()
+    assert started(mine.state) == []
+    assert first.wait(10) == -signal.SIGKILL
+    assert len(started(others.state)) == 2
+    others._end_rest(0)
+    assert started(others.state) == []
+    assert second.wait(10) == -signal.SIGKILL
 
 
 def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:

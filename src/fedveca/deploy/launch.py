@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from fedveca.deploy import warm
-from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_certificates, write_key
 from fedveca.deploy.serve import STATE
+from fedveca.runs.lock import held
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -31,7 +32,7 @@ class Failed(RuntimeError):
 
 
 class Federation:
-    """One SuperLink and its SuperNodes below one folder; everything it started ends with it."""
+    """One SuperLink and its SuperNodes below one folder, which no other has meanwhile; all it started ends with it."""
 
     def __init__(
         self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True
@@ -42,10 +43,12 @@ class Federation:
         self.port = free_port()
         self.link: subprocess.Popen[bytes] | None = None
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.lock = ExitStack()
 
     def __enter__(self) -> Federation:
+        self.lock.enter_context(held(self.folder, made=True))
         try:
-            self._end_rest()  # of a former one that was killed
+            self._end_rest(0)  # of a former one that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])
             for i in range(self.count):
                 write_key(self.folder / f"node-{i}" / "key", self.folder / "keys" / f"node-{i}.pub")
@@ -115,12 +118,14 @@ class Federation:
         told: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
         return told
 
-    def _end_rest(self) -> None:
-        """What Flower and the nodes left: a server app may hang on its way out, helpers take a moment to notice."""
-        end(self.state, b"flwr-serverapp", 5)
-        for home in self.folder.glob("node-*/"):
-            for name in ("warm", "worker"):
-                end(home / f"{name}.json", f"fedveca.deploy.{name}".encode(), 0)
+    def _end_rest(self, patience: float) -> None:
+        """What is left, also of a command that was killed: Flower may hang on its way out, helpers notice late."""
+        until = time.monotonic() + patience
+        while (rest := started(self.state)) and time.monotonic() < until + 5:
+            for pid in rest if time.monotonic() >= until else []:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
     def check(self) -> None:
         if self.link and self.link.poll() is not None:
@@ -142,7 +147,8 @@ class Federation:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._end_rest()
+        self._end_rest(5)
+        self.lock.close()
         if former is not None:
             signal.signal(signal.SIGINT, former)
 
@@ -172,14 +178,14 @@ class Federation:
         return os.environ | {"PATH": path} | QUIET | self.environment | more
 
 
-def end(state: Path, program: bytes, patience: float) -> None:
-    """Ends the process that a state file names, if it still is that program after `patience` seconds."""
-    pid, until = json.loads(state.read_text())["pid"] if state.exists() else 0, time.monotonic() + patience
-    while pid and alive(pid) and time.monotonic() < until:
-        time.sleep(0.1)
-    command = Path(f"/proc/{pid}/cmdline")
-    if pid and alive(pid) and command.exists() and program in command.read_bytes():
-        os.kill(pid, signal.SIGKILL)
+def started(state: Path) -> list[int]:
+    """All processes of the federation with this state file: their environment names it, and is their children's too."""
+    mark, found = f"{STATE}={state}".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):  # Linux has it
+        with suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 def free_port() -> int:
@@ -196,4 +202,4 @@ def program(name: str) -> str:
 
 def _end_with_parent() -> None:
     """Linux ends the program when who started it is gone, even by kill -9."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

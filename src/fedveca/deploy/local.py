@@ -29,8 +29,8 @@ def local(
     if not again:
         refuse(out)
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
-    write_app(out / "deployment" / "app", e)
     with Federation(out / "deployment", e.clients) as federation:
+        write_app(federation.folder / "app", e)
         say(f"SuperLink on {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
         say(f"their logs: {federation.folder}")
         where = json.dumps(str(out.absolute()))
