@@ -147,11 +147,10 @@ def test_mlflow_holds_every_recorded_name_the_settings_and_the_model(
 # Weights & Biases
 
 
-def records(folder: Path) -> list[Any]:
+def records(path: Path) -> list[Any]:
     """The records of an offline run: LevelDB's log format, blocks of 32 KiB, each record in one or more pieces."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     content, at, piece, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(content):
         if 32768 - at % 32768 < 7:
@@ -166,22 +165,35 @@ def records(folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
-def test_wandb_offline_holds_every_recorded_name_the_settings_and_the_model(tmp_path: Path) -> None:
-    told = run(replace(SMALL, track="wandb"), tmp_path / "a", device="cpu")
-    kinds = records(tmp_path / "a")
-    found: dict[tuple[str, int], float] = {}
+def history(kinds: list[Any]) -> dict[tuple[str, int], float]:
+    """Every number by its name and step."""
+    found = {}
     for record in (r for r in kinds if r.WhichOneof("record_type") == "history"):
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
             if not name.startswith("_"):
                 found[name, record.history.step.num] = float(item.value_json)
-    close(found, expected(told))
+    return found
+
+
+@pytest.mark.slow
+def test_wandb_offline_holds_every_recorded_name_the_settings_and_the_model_and_goes_on(tmp_path: Path) -> None:
+    told = run(replace(SMALL, track="wandb"), tmp_path / "a", device="cpu")
+    (first,) = (tmp_path / "a").glob("wandb/offline-run-*/run-*.wandb")
+    kinds = records(first)
+    close(history(kinds), expected(told))
     (started,) = (r.run for r in kinds if r.WhichOneof("record_type") == "run")
     settings = {u.key: u.value_json for u in started.config.update}
     assert (settings["method"], settings["tau_max"]) == ('"fedveca"', "6")
     artifacts = [r for r in kinds if "artifact" in str(r.WhichOneof("record_type")) or "artifact" in str(r)[:400]]
     assert any("model.safetensors" in str(r) for r in artifacts)
+
+    more = resume(tmp_path / "a", rounds=6, device="cpu")
+    (second,) = set((tmp_path / "a").glob("wandb/offline-run-*/run-*.wandb")) - {first}
+    assert second.name == first.name  # the same run, to be synced after the first
+    rest = history(records(second))
+    assert {step for _, step in rest} == {5, 6}
+    close(history(kinds) | rest, expected(more))
 
 
 # failures
