@@ -37,7 +37,7 @@ def address(root: Path) -> Iterator[str]:
         yield found[0]
     finally:
         board.terminate()
-        board.communicate(timeout=30)
+        board.communicate(timeout=240)
 
 
 class Page:
@@ -58,7 +58,7 @@ class Page:
         """Something of a picture, as Plotly has it; None while it is not drawn."""
         return self.page.evaluate(f"(() => {{ const plot = {CHART % name}; return plot?.data ? {what} : null; }})()")
 
-    def until(self, true: Callable[[], Any], seconds: float = 40) -> Any:
+    def until(self, true: Callable[[], Any], seconds: float = 240) -> Any:
         end = time.monotonic() + seconds
         while not (value := true()):
             assert time.monotonic() < end, f"never so; {self.wrong}"
@@ -79,7 +79,7 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
     page.until(lambda: "No run is here yet" in view.inner_text("#runs"))
     words = ["digits-case3", "rounds=4000", "model=mlp", "--out", str(root / "live"), "--quiet", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    gently = ["nice", "-n", "15"] if shutil.which("nice") else []  # the browser comes first
+    gently = ["nice", "-n", "5"] if shutil.which("nice") else []  # the browser comes first
     going = subprocess.Popen([*gently, *COMMAND, "run", *words], stderr=subprocess.DEVNULL, env=environment)
     try:
         # it appears, is chosen by itself, and its progress is told
@@ -108,7 +108,7 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
         assert page.wrong == []
     finally:
         going.terminate()
-        going.wait(30)
+        going.wait(240)
     page.end(address)
 
 

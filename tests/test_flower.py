@@ -109,7 +109,7 @@ def train(message, context):
     done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold", patient)
     twin = bench.federation.nodes.pop(6)
     twin.terminate()
-    twin.wait(60)
+    twin.wait(240)
     return done
 
 
@@ -149,7 +149,7 @@ def test_intruders_are_refused_and_training_equals_the_simulator(bench: Bench) -
     for name in ("bytes_up", "bytes_down"):
         assert [line[name] for line in done.rounds] == [line[name] for line in expected.rounds]
     for i, process in zip((3, 4, 5), intruders, strict=True):
-        assert process.wait(60) != 0
+        assert process.wait(240) != 0
         said = (bench.federation.folder / f"node-{i}.log").read_text()
         assert "Failed to initialize the connection" in said
         assert "SuperNode ID" not in said
@@ -211,7 +211,7 @@ def test_killed_and_stopped_nodes_are_named_and_come_back(bench: Bench) -> None:
     out = bench.start(e, "killed", slow)
     until(lambda: asked(1) == 2)
     os.kill(nodes[1].pid, signal.SIGKILL)
-    nodes[1].wait(30)
+    nodes[1].wait(240)
     until(lambda: asked(2) == 3)
     os.kill(nodes[2].pid, signal.SIGSTOP)
     until(lambda: asked(0) == 4)
@@ -240,7 +240,7 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     first = subprocess.Popen([*command, *words, "--nodes", "3", "--out", str(out)], stderr=subprocess.PIPE, text=True)
     until(lambda: lines(out) >= 1 or first.poll() is not None)
     first.send_signal(signal.SIGINT)
-    _, said = first.communicate(timeout=60)
+    _, said = first.communicate(timeout=240)
     assert first.returncode == 130, said
     assert said.rstrip().endswith("interrupted")
     assert _left(out) == []
@@ -251,7 +251,7 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     server = json.loads((out / "deployment" / "server.json").read_text())["pid"]
     os.kill(server, signal.SIGKILL)
     os.kill(again.pid, signal.SIGKILL)
-    again.wait(10)
+    again.wait(60)
     assert lines(out) == 2
     assert subprocess.run([*command, "--resume", str(out), "--quiet"], check=False, timeout=600).returncode == 0
     done = Run.open(out)
@@ -279,18 +279,18 @@ def test_what_hangs_below_a_federation_ends_with_it_and_nothing_else(tmp_path: P
     def begin(federation: Federation) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-c", parent, f"{deaf}time.sleep(300)"]
         process = subprocess.Popen(words, env=federation._environment({}))
-        until(lambda: len(started(federation.state)) == 2, 30)
+        until(lambda: len(started(federation.state)) == 2)
         return process
 
     mine, others = Federation(tmp_path / "mine", 0), Federation(tmp_path / "mine-too", 0)
     first, second = begin(mine), begin(others)
     mine.close()
     assert started(mine.state) == []
-    assert first.wait(10) == -signal.SIGKILL
+    assert first.wait(60) == -signal.SIGKILL
     assert len(started(others.state)) == 2
     others._end_rest(0)
     assert started(others.state) == []
-    assert second.wait(10) == -signal.SIGKILL
+    assert second.wait(60) == -signal.SIGKILL
 
 
 def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
         until((out / "summary.json").exists)
     finally:
         superlink.terminate()
-        superlink.wait(60)
+        superlink.wait(240)
     done = Run.open(out)
     expected = run(done.experiment, device="cpu")
     assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]

@@ -164,7 +164,7 @@ def test_killed_with_its_memory_on_disk(tmp_path: Path) -> None:
                 kills += 1
                 break
             time.sleep(0.005)
-        if process.wait(60) == 0 or (folder / "summary.json").exists():
+        if process.wait(240) == 0 or (folder / "summary.json").exists():
             break
         process = subprocess.Popen([*command, "--resume", str(folder)])
     assert kills >= 2
