@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,24 @@ def test_a_message_loads_no_pytorch() -> None:
     code = "import sys, fedveca.cohorts.flower.messages\n"
     code += "from fedveca import answer, serve\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_node_has_one_warm_process(tmp_path: Path) -> None:
+    """Messages that come while it still loads Flower each start one; the first stays."""
+    command = [sys.executable, "-m", "fedveca.deploy.warm", str(tmp_path), str(os.getpid())]
+    first = subprocess.Popen(command)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / ".lock").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert subprocess.run(command, check=False, timeout=60).returncode == 0
+        while not (tmp_path / "warm.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert json.loads((tmp_path / "warm.json").read_text()) == {"pid": first.pid}
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait(60)
 
 
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])

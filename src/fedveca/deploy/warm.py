@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -55,7 +56,14 @@ def write(folder: Path) -> Path:
 
 
 def stay(folder: Path, parent: int) -> None:
-    """Forks a child for every message, until the SuperNode is gone."""
+    """Forks a child for every message, until the SuperNode is gone; a second one, started meanwhile, leaves at once."""
+    from fedveca.runs.lock import InUse, held
+
+    with suppress(InUse), held(folder):
+        _serve(folder, parent)
+
+
+def _serve(folder: Path, parent: int) -> None:
     from fedveca.deploy.node import alive
 
     (entry,) = entry_points(group="console_scripts", name=PROGRAM)
