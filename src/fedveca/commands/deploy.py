@@ -11,7 +11,7 @@ from fedveca.commands.words import Command, experiment_of, out_of, takes_experim
 
 def add(command: Command) -> None:
     deploy = command("deploy", _local, "Run an experiment on real Flower nodes.")
-    ways = deploy.add_subparsers(required=True, metavar="local | init")
+    ways = deploy.add_subparsers(required=True, metavar="local | init | pin")
     text = "Bring up a SuperLink and SuperNodes here, with TLS and node keys, run the experiment, take all down again."
     local = ways.add_parser("local", help=text, description=text)
     local.set_defaults(command=_local)
@@ -28,11 +28,16 @@ def add(command: Command) -> None:
     init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
     init.add_argument("--host", default="127.0.0.1", help="the server's name or address, as the devices know it")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
+    text = "Let nodes accept one app and reject every other that a server may send."
+    pinned = ways.add_parser("pin", help=text, description=text)
+    pinned.set_defaults(command=_pin)
+    pinned.add_argument("app", type=Path, metavar="APP", help="folder of the app, such as the kit's app/")
+    pinned.add_argument("nodes", type=Path, nargs="+", metavar="NODE", help="a node's folder, such as node-0")
 
 
 def _local(args: argparse.Namespace) -> int:
-    from fedveca.deploy.launch import Failed
     from fedveca.deploy.local import local
+    from fedveca.deploy.superlink import Failed
     from fedveca.runs.experiment import parse
     from fedveca.runs.record import Run
     from fedveca.views.terminal import Screen
@@ -68,4 +73,12 @@ def _init(args: argparse.Namespace) -> int:
     experiment = replace(experiment, clients=experiment.clients if args.nodes is None else args.nodes)
     write_kit(args.folder, experiment, args.host, args.port)
     print(f"an app, a server and {experiment.clients} devices; {args.folder / 'README.md'} says what to do")
+    return 0
+
+
+def _pin(args: argparse.Namespace) -> int:
+    from fedveca.deploy.pin import pin
+
+    pin(args.app, args.nodes)
+    print(f"pinned to {args.app}: {', '.join(map(str, args.nodes))}")
     return 0

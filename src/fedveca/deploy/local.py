@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedveca.deploy.launch import HOST, Failed, Federation
+from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_app
 from fedveca.deploy.serve import deployable
+from fedveca.deploy.superlink import Failed
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import Run, refuse
@@ -31,7 +32,8 @@ def local(
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
     with Federation(out / "deployment", e.clients) as federation:
         write_app(federation.folder / "app", e)
-        say(f"SuperLink on {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
+        federation.pin(federation.folder / "app")
+        say(f"a SuperLink behind {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
         say(f"their logs: {federation.folder}")
         where = json.dumps(str(out.absolute()))
         federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])

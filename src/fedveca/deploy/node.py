@@ -12,10 +12,11 @@ import os
 import subprocess
 import sys
 import time
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
+
+from fedveca.deploy.private_api import find_socket, make_private
 
 START_SECONDS = 300.0  # a small device takes its time to load PyTorch
 
@@ -54,7 +55,7 @@ def home() -> Path:
     """The node's own folder: FEDVECA_NODE_DIR, else one below Flower's home."""
     flower = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
     folder = Path(os.environ.get("FEDVECA_NODE_DIR") or Path(flower) / "fedveca")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(folder)
     return folder
 
 
@@ -62,7 +63,7 @@ def _worker(folder: Path) -> Connection:
     """A connection to the node's worker, which is started where there is none."""
     try:
         return _connect(folder)
-    except (OSError, ValueError, KeyError, EOFError, AuthenticationError):
+    except (OSError, ValueError, KeyError, EOFError):
         pass
     with open(folder / "worker.log", "ab") as log:
         process = subprocess.Popen(
@@ -73,7 +74,7 @@ def _worker(folder: Path) -> Connection:
     while process.poll() is None and time.monotonic() < until:
         try:
             return _connect(folder, process.pid)
-        except (OSError, ValueError, KeyError, EOFError, AuthenticationError):
+        except (OSError, ValueError, KeyError, EOFError):
             time.sleep(0.02)
     raise RuntimeError(f"the node's worker did not start; see {folder / 'worker.log'}")
 
@@ -82,7 +83,7 @@ def _connect(folder: Path, pid: int = 0) -> Connection:
     where = json.loads((folder / "worker.json").read_text())
     if pid and where["pid"] != pid:
         raise ValueError("another worker's")
-    return Client(("127.0.0.1", where["port"]), authkey=bytes.fromhex(where["key"]))
+    return Client(find_socket(folder, f"worker-{int(where['pid'])}.sock"), family="AF_UNIX")
 
 
 def alive(pid: int) -> bool:

@@ -38,7 +38,7 @@ def query(message, context):
 PROJECT = '''[project]
 name = "fedveca-app"
 version = "1.0.0"
-description = "{method} with {clients} clients"
+description = "A federation of {clients} clients"
 license = "Apache-2.0"
 dependencies = ["fedveca[flower]"]
 
@@ -59,7 +59,7 @@ def write_app(folder: Path, e: Experiment) -> None:
     """A Flower app that runs the experiment; its run-config is the experiment's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "app.py").write_text(APP)
-    (folder / "pyproject.toml").write_text(PROJECT.format(method=e.method, clients=e.clients) + e.toml())
+    (folder / "pyproject.toml").write_text(PROJECT.format(clients=e.clients) + e.toml())
 
 
 def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:

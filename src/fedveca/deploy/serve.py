@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedveca.tasks.data import Dataset
 
 STATE = "FEDVECA_SERVER_STATE"  # a file that says which process serves, and why it ended
+NODES = "FEDVECA_NODES"  # a file that says which Flower node is which client
 
 
 def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
@@ -57,13 +59,29 @@ def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] 
     return Network(
         grid, method(e), e.clients, {"classes": data.classes, "pixels": data.pixels}, loss=e.keep != "last",
         after=e.keep == "rollback", wire=e.wire, timeout=e.round_timeout, least=e.min_clients,
-        gather=gather(e.gather, e.gather_clip, e.gather_trim), say=say,
+        gather=gather(e.gather, e.gather_clip, e.gather_trim), say=say, nodes=_bound_nodes(),
     )
 
 
+def _bound_nodes() -> dict[int, int] | None:
+    """Which Flower node has which client's key, where whoever registered the keys wrote it down."""
+    path = os.environ.get(NODES, "")
+    return {int(client): int(node) for client, node in json.loads(Path(path).read_text()).items()} if path else None
+
+
 def deployable(e: Experiment) -> None:
+    """Raises ValueError for an experiment that real nodes cannot run."""
+    from fedveca.runs.experiment import shown
+    from fedveca.tasks.own import OWN
+
     if e.method == "centralised":
         raise ValueError("method=centralised has no clients; deploy fedveca, fedavg, fedprox, fednova or scaffold")
+    for name in ("method", "data", "model", "loss", "metric", "partition"):
+        if getattr(e, name).startswith(OWN):
+            value = shown(ascii(getattr(e, name)))
+            raise ValueError(f"{name}={value} is a Python object; nodes need a name that they know")
+    if ":" in e.model and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", e.model, re.ASCII):
+        raise ValueError(f"model={shown(ascii(e.model))} is not of the form package.module:factory")
     for name in ("faults", "dp_noise"):
         if getattr(e, name):
             raise ValueError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")

@@ -1,9 +1,9 @@
 """Flower's process for a message without its start: forked from one that has Flower loaded.
 
 A SuperNode's SuperExec starts the program `flwr-clientapp` for every message, and most of that program's life is the
-import of Flower. `python -m fedveca.deploy.warm FOLDER` writes a program of that name into FOLDER/bin and prints that
-folder, to be set first in the SuperNode's PATH. It hands its words to a process that stays, which forks and runs the
-very entry point that Flower's own program runs. Where there is none yet it starts one, and for once Flower's program.
+import of Flower. `write` puts a program of that name into the node's folder of programs, which is first in PATH. It
+hands its words to a process that stays, which forks and runs the very entry point that Flower's own program runs. Where
+there is none yet it starts one, and for once runs the program itself (deploy/private_api.py).
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import gc
 import importlib
 import json
 import os
-import shutil
+import shlex
 import socket
 import sys
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 
 PROGRAM = "flwr-clientapp"
 HAND = '''import json, os, socket, subprocess, sys
 
-folder, python, program = {where}
+folder, python = {where}
 here = os.getcwd()
 try:
     with socket.socket(socket.AF_UNIX) as warm:
@@ -37,22 +36,17 @@ os.chdir(here)
 if not taken:
     command = [python, "-m", "fedveca.deploy.warm", folder, str(os.getppid())]
     subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execv(python, [python, "-m", "fedveca.deploy.private_api", "flwr-clientapp", *sys.argv[1:]])
 '''
 
 
-def write(folder: Path) -> Path:
-    """The folder that holds our flwr-clientapp."""
+def write(folder: Path) -> None:
+    """Replaces `flwr-clientapp` among the node's programs."""
     place = folder.absolute() / "bin"
-    place.mkdir(parents=True, exist_ok=True)
-    beside = Path(sys.executable).parent / PROGRAM
-    theirs = str(beside) if beside.exists() else shutil.which(PROGRAM)
-    if theirs is None:
-        raise ValueError(f"{PROGRAM} is not to be found; it comes with fedveca[flower]: pip install 'fedveca[flower]'")
-    (place / "hand.py").write_text(HAND.format(where=repr((str(folder.absolute()), sys.executable, theirs))))
-    (place / PROGRAM).write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{place / "hand.py"}" "$@"\n')
+    (place / "hand.py").write_text(HAND.format(where=repr((str(folder.absolute()), sys.executable))))
+    run = shlex.join([sys.executable, "-IS", str(place / "hand.py")])
+    (place / PROGRAM).write_text(f'#!/bin/sh\nexec {run} "$@"\n')
     (place / PROGRAM).chmod(0o755)
-    return place
 
 
 def stay(folder: Path, parent: int) -> None:
@@ -65,9 +59,12 @@ def stay(folder: Path, parent: int) -> None:
 
 def _serve(folder: Path, parent: int) -> None:
     from fedveca.deploy.node import alive
+    from fedveca.deploy.pin import enforce_pin
+    from fedveca.deploy.private_api import install, load_program
 
-    (entry,) = entry_points(group="console_scripts", name=PROGRAM)
-    run = entry.load()
+    install(folder)
+    enforce_pin(folder)
+    run = load_program(PROGRAM)
     for name in ("fedveca.cohorts.flower.messages", "safetensors.numpy", "flwr.clientapp", "flwr.serverapp"):
         importlib.import_module(name)
     gc.freeze()  # children share what is loaded
@@ -124,7 +121,4 @@ def _bury() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        stay(Path(sys.argv[1]), int(sys.argv[2]))
-    else:
-        print(write(Path(sys.argv[1])))
+    stay(Path(sys.argv[1]), int(sys.argv[2]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import secrets
 import shutil
 import sys
 import threading
 import time
 from functools import lru_cache
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,8 @@ from fedveca.cohorts.local import Local
 from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
 from fedveca.deploy.node import alive
+from fedveca.deploy.pin import read_pin
+from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.runs.build import deal, method
 from fedveca.runs.experiment import FIELDS, Experiment, shown
 from fedveca.runs.record import whole
@@ -56,6 +56,9 @@ def _answer(
     order, client = request["order"], request["client"]
     settings = {key: value for key, value in request["settings"].items() if key in FIELDS}
     e = Experiment(**settings)
+    pinned = read_pin(folder)
+    if pinned is not None and ":" in e.model and e.model != pinned["model"]:
+        raise ValueError(f"the server named model={shown(e.model)}; this node is pinned to {pinned['model']}")
     local = _local(e, client, order["classes"], order["pixels"])
     if "round" not in order:
         return {"client": client, "rows": int(local.sizes[client])}, {}, {}
@@ -170,26 +173,32 @@ def own_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    """Answers requests on loopback until the SuperNode is gone."""
+    """Answers requests on a socket in the node's private folder until the SuperNode is gone."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    key, used = secrets.token_bytes(32), [time.monotonic()]
-    listener = Listener(("127.0.0.1", 0), authkey=key)
+    used = [time.monotonic()]
+    os.umask(0o077)
+    make_private(folder)
+    for former in folder.glob("worker-*.sock"):  # of workers that were killed
+        if not alive(int(former.stem.removeprefix("worker-"))):
+            former.unlink(missing_ok=True)
+    mine = folder / f"worker-{os.getpid()}.sock"
+    mine.unlink(missing_ok=True)
+    listener = Listener(find_socket(folder, mine.name), family="AF_UNIX")
 
     def leave() -> None:
         while alive(parent) and time.monotonic() - used[0] < IDLE_SECONDS:
             time.sleep(0.5)
+        mine.unlink(missing_ok=True)
         os._exit(0)
 
     threading.Thread(target=leave, daemon=True).start()
-    where = {"port": listener.address[1], "key": key.hex(), "pid": os.getpid()}
-    os.umask(0o077)
-    whole(folder / "worker.json", json.dumps(where).encode())
+    whole(folder / "worker.json", json.dumps({"pid": os.getpid()}).encode())
     while True:
         try:
             with listener.accept() as connection:
                 used[0] = float("inf")
                 connection.send_bytes(work(connection.recv_bytes(), folder))
-        except (OSError, EOFError, AuthenticationError) as error:
+        except (OSError, EOFError) as error:
             print(f"a message was lost: {error!r}", file=sys.stderr, flush=True)
         used[0] = time.monotonic()
 

@@ -18,6 +18,7 @@ from fedveca.cohorts.wire import DTYPES, narrow
 
 POLL = 0.25  # seconds between looks for an answer; one that is half uploaded costs a second more
 JOIN = 600.0  # seconds for all clients to be there at the start
+AGAIN = 10.0  # seconds until a node that was rejected is asked again who it is
 REPEATS = 10  # void rounds in a row before the server gives up
 
 
@@ -50,7 +51,9 @@ class Network:
         least: int = 1,
         gather: Gather = Mean,
         say: Callable[[str], None] = print,
+        nodes: dict[int, int] | None = None,  # client -> the node with that client's key, if keys are bound
     ) -> None:
+        self.nodes = nodes
         self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
         self.least, self.gather, self.say = min(least, clients), gather, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
@@ -58,7 +61,10 @@ class Network:
         self.faults: list[dict[str, Any]] = []  # of the last round
         self._names = _names(algorithm, loss, after)
         self._node: dict[int, int] = {}  # client -> Flower's node
-        self._seen: set[int] = set()  # Flower's nodes that were asked who they are
+        self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
+        self._known: dict[int, int] = {}  # client -> its rows
+        self._joined = False  # whether all clients were there once, so that their rows are fixed
+        self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
         self.sizes = self._gather(clients)  # [N] D_i
@@ -110,7 +116,7 @@ class Network:
         until = time.monotonic() + self.timeout
         while True:
             online = set(self.grid.get_node_ids())
-            here = [i for i in ids if self._node[i] in online]
+            here = [i for i in ids if self._node.get(i) in online]
             if len(here) >= min(self.least, len(ids)) or time.monotonic() > until:
                 break
             time.sleep(POLL)
@@ -157,17 +163,17 @@ class Network:
 
     def _gather(self, clients: int) -> Tensor:
         """[N] the rows of every client: each is waited for once, at the start."""
-        self._known: dict[int, int] = {}
         until, told = time.monotonic() + max(self.timeout, JOIN), -1
-        while len(self._known) < clients:
+        while len(self._node) < clients:
             self._ask_new(clients)
-            if len(self._known) != told:
-                told = len(self._known)
+            if len(self._node) != told:
+                told = len(self._node)
                 self.say(f"{told} of {clients} clients are there")
             if time.monotonic() > until:
-                missing = sorted(set(range(clients)) - set(self._known))
+                missing = sorted(set(range(clients)) - set(self._node))
                 raise TooFew(f"clients {', '.join(map(str, missing))} of {clients} did not connect")
             time.sleep(POLL)
+        self._joined = True
         return torch.tensor([self._known[i] for i in range(clients)])
 
     def _welcome(self) -> None:
@@ -182,18 +188,18 @@ class Network:
                         self._fault(i, f"answered round {sent.round + 1} too late")
 
     def _ask_new(self, clients: int) -> None:
-        """Asks nodes never seen who they are, and reads what came of earlier questions, without waiting."""
-        new = [node for node in self.grid.get_node_ids() if node not in self._seen]
+        """Asks who they are: nodes never seen, back from being offline, or rejected a while ago. Does not wait."""
+        online, now = set(self.grid.get_node_ids()), time.monotonic()
+        self._seen = {node: again for node, again in self._seen.items() if node in online}
+        new = [node for node in sorted(online) if self._seen.get(node, 0.0) <= now]
         questions = [question(node, self.note, 3600) for node in new]
         self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
-        self._seen |= set(new)
+        self._seen |= dict.fromkeys(new, math.inf)
         for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
             self._meet(message, self._asked.pop(message.metadata.reply_to_message_id), clients)
 
     def _meet(self, message: Any, node: int, clients: int) -> None:
         """One node's answer to who it is."""
-        if message.has_error():
-            self._seen.discard(node)  # asked again: it may have been given what it missed
         try:
             i: Any = -1
             said, _, _ = answer_of(message)
@@ -202,15 +208,22 @@ class Network:
                 raise Refused(f"says it is client {i!r}; there are clients 0 to {clients - 1}")
             if not isinstance(rows, int) or rows < 1:
                 raise Refused(f"says it has {rows!r} rows")
-            if self._known.setdefault(i, rows) != rows:
+            if self._joined and self._known[i] != rows:
                 raise Refused(f"says client {i} has {rows} rows; it had {self._known[i]}")
-            if self._node.get(i) in set(self.grid.get_node_ids()):
+            if self.nodes is not None and self.nodes.get(i) != node:
+                raise Refused(f"says it is client {i}, but its key is not client {i}'s")
+            if self._node.get(i, node) != node and self._node[i] in set(self.grid.get_node_ids()):
                 raise Refused(f"says it is client {i}, which another node is")
         except Refused as error:
-            self.say(f"node {node} {error}")
-            self._fault(i if isinstance(i, int) else -1, f"node {node} {error}; it is not asked")
+            self._seen[node] = time.monotonic() + AGAIN  # it may have been started anew by then, with what it lacked
+            if self._rejected.get(node) != str(error):  # the same once only
+                self._rejected[node] = str(error)
+                self.say(f"node {node} {error}")
+                self._fault(i if isinstance(i, int) else -1, f"node {node} {error}; it is not asked")
             return
-        self._node[i] = node
+        self._rejected.pop(node, None)
+        self._known[i] = rows
+        self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append({"client": client, "what": what})

@@ -1,0 +1,287 @@
+"""The one port of a federation: TLS outside, the SuperLink's Unix socket inside, and nothing but the Fleet API between.
+
+A request passes if it is a POST to `/v1/fleet/NAME`, signed by a key whose public half is in the folder of keys. All
+else is answered with one line and the connection is closed, before a byte of its body is read. Sizes, times and the
+number of connections are bounded. The gateway looks at heads only: what a body says is checked by the SuperLink, then by
+the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import binascii
+import os
+import re
+import resource
+import ssl
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import h11
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedveca.deploy.private_api import find_socket
+
+PATH = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
+HEADERS = re.compile(rb"content-type|accept|accept-encoding|user-agent|traceparent|tracestate|flwr-[a-z-]+")
+ANSWERS = re.compile(rb"content-type|content-encoding|retry-after|traceparent|flwr-[a-z-]+")
+HEAD_BYTES = 16 * 1024
+BODY_BYTES = 64 * 1024 * 1024  # Flower sends arrays in pieces of 5 MB
+HEAD_SECONDS = 15.0  # for the TLS handshake, and for a request's head
+IDLE_SECONDS = 30.0  # between two pieces of a body, and between two requests of a node
+REQUEST_SECONDS = 600.0
+CONNECTIONS = 1024
+STRANGERS = 128  # connections that have not signed a request yet
+LINES = 60  # of the log per minute
+
+
+class Rejected(Exception):
+    """A request that does not pass: its status and one line."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Keys:
+    """The public keys that may sign, read again whenever their folder changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._at, self._keys = folder, -1, dict[bytes, ec.EllipticCurvePublicKey]()
+
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """Raises Rejected unless the timestamp was signed by a known key; how old it may be is the SuperLink's rule."""
+        try:
+            name = base64.b64decode(headers[b"flwr-public-key"], validate=True)
+            signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
+            signed = headers[b"flwr-timestamp"]
+        except (KeyError, binascii.Error) as error:
+            raise Rejected(401, "a registered node's signature is missing") from error
+        key = self._read().get(name)
+        if key is None:
+            raise Rejected(401, "the key is not registered")
+        try:
+            key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature as error:
+            raise Rejected(401, "the signature is invalid") from error
+
+    def _read(self) -> dict[bytes, ec.EllipticCurvePublicKey]:
+        at = self.folder.stat().st_mtime_ns
+        if at != self._at:
+            found = {}
+            for path in sorted(self.folder.glob("*.pub")):
+                with suppress(OSError, ValueError):
+                    key = serialization.load_ssh_public_key(path.read_bytes())
+                    if isinstance(key, ec.EllipticCurvePublicKey):
+                        form = serialization.PublicFormat.SubjectPublicKeyInfo
+                        found[key.public_bytes(serialization.Encoding.PEM, form)] = key
+            self._keys, self._at = found, at
+        return self._keys
+
+
+class Gateway:
+    """Passes fleet requests on.
+
+    Args:
+        keys: the folder with the nodes' public keys, `*.pub` in OpenSSH's form.
+        api: the folder of the SuperLink's `api.sock`.
+        tls: the folder with `server.pem`, `server.key`, and the `ca.pem` that the SuperLink's certificate is signed by.
+    """
+
+    def __init__(self, keys: Path, api: Path, tls: Path) -> None:
+        self.keys, self.path = Keys(keys), find_socket(api, "api.sock")
+        self.outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.outside.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.outside.load_cert_chain(tls / "server.pem", tls / "server.key")
+        self.inside = ssl.create_default_context(cafile=tls / "ca.pem")
+        self.strangers: dict[asyncio.StreamWriter, float] = {}  # in the order in which they came
+        self.open = 0
+        self._minute, self._lines = 0, 0
+
+    async def serve(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._connect, host, port, limit=64 * 1024)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its handshake to its end."""
+        self.open += 1
+        self.strangers[writer] = time.monotonic()
+        if len(self.strangers) > STRANGERS or self.open > CONNECTIONS:
+            oldest = next(iter(self.strangers))
+            self.strangers.pop(oldest)
+            oldest.transport.abort()  # who has a key signs within milliseconds
+        peer = str((writer.get_extra_info("peername") or ["?"])[0])
+        try:
+            await writer.start_tls(self.outside, ssl_handshake_timeout=HEAD_SECONDS)
+            connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+            wait = HEAD_SECONDS
+            while await self._request(connection, reader, writer, wait, peer):
+                connection.start_next_cycle()
+                wait = IDLE_SECONDS
+        except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.IncompleteReadError):
+            pass  # it left, or was too slow, or spoke something else: nobody to answer
+        finally:
+            self.open -= 1
+            self.strangers.pop(writer, None)
+            writer.transport.abort()
+
+    async def _request(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wait: float,
+        peer: str,
+    ) -> bool:
+        """One request; whether another may follow."""
+        async with asyncio.timeout(wait):
+            try:
+                request = await _next(connection, reader)
+            except h11.RemoteProtocolError as error:
+                return await self._reject(connection, writer, peer, Rejected(error.error_status_hint, "invalid HTTP"))
+        if not isinstance(request, h11.Request):
+            return False
+        try:
+            headers = self._check(request)
+        except Rejected as error:
+            return await self._reject(connection, writer, peer, error)
+        self.strangers.pop(writer, None)
+        async with asyncio.timeout(REQUEST_SECONDS):
+            try:
+                await self._pass(request.target, headers, connection, reader, writer)
+            except Rejected as error:
+                return await self._reject(connection, writer, peer, error)
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    def _check(self, request: h11.Request) -> list[tuple[bytes, bytes]]:
+        """The headers that go on, if the request may pass."""
+        if not PATH.fullmatch(request.target):
+            raise Rejected(404, "only the Fleet API is served here")
+        if request.method != b"POST":
+            raise Rejected(405, "only POST is allowed")
+        names = [name for name, _ in request.headers]
+        if len(set(names)) < len(names):
+            raise Rejected(400, "a header is given twice")
+        headers = dict(request.headers)
+        self.keys.check(headers)
+        if int(headers.get(b"content-length", b"0")) > BODY_BYTES:
+            raise Rejected(413, f"the body is larger than {BODY_BYTES} bytes")
+        sent = [(name, value) for name, value in headers.items() if HEADERS.fullmatch(name)]
+        length = [(name, headers[name]) for name in (b"content-length", b"transfer-encoding") if name in headers]
+        return [(b"host", b"127.0.0.1"), (b"connection", b"close"), *sent, *length]
+
+    async def _pass(
+        self, target: bytes, headers: list[tuple[bytes, bytes]], connection: h11.Connection,
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
+    ) -> None:
+        """Body in and answer out, piece by piece: never more than a piece is held."""
+        try:
+            inner = await asyncio.open_unix_connection(self.path, ssl=self.inside, server_hostname="127.0.0.1")
+        except OSError as error:
+            raise Rejected(503, "the SuperLink does not answer") from error
+        upstream, up = h11.Connection(h11.CLIENT), inner[1]
+        try:
+            up.write(upstream.send(h11.Request(method=b"POST", target=target, headers=headers)) or b"")
+            size = 0
+            while isinstance(event := await _next(connection, reader, writer), h11.Data):
+                size += len(event.data)
+                if size > BODY_BYTES:
+                    raise Rejected(413, f"the body is larger than {BODY_BYTES} bytes")
+                await _write(up, upstream.send(event))
+            if not isinstance(event, h11.EndOfMessage):
+                raise EOFError
+            await _write(up, upstream.send(h11.EndOfMessage()))
+            await _answer(upstream, inner[0], connection, writer)
+        finally:
+            up.transport.abort()
+
+    async def _reject(
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, peer: str, error: Rejected
+    ) -> bool:
+        """Says why, writes it down, and lets the connection end."""
+        self._log(f"{peer}: {error.status} {error}")
+        if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = f"{error}\n".encode()
+            headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
+            response = h11.Response(status_code=error.status, headers=headers)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                await _write(writer, connection.send(event))
+            writer.close()
+            async with asyncio.timeout(HEAD_SECONDS):
+                await writer.wait_closed()
+        return False
+
+    def _log(self, line: str) -> None:
+        """A bounded number of lines per minute: strangers must not fill the disk."""
+        minute = int(time.monotonic() // 60)
+        self._lines = self._lines + 1 if minute == self._minute else 1
+        self._minute = minute
+        if self._lines <= LINES:
+            more = "; more in this minute are not listed" if self._lines == LINES else ""
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), f"{line}{more}", flush=True)
+
+
+async def _next(
+    connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None = None
+) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    """The next event of one side; a client that waits for "100 Continue" hears it."""
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        if writer is not None and connection.they_are_waiting_for_100_continue:
+            await _write(writer, connection.send(h11.InformationalResponse(status_code=100, headers=[])))
+        async with asyncio.timeout(IDLE_SECONDS if writer is not None else REQUEST_SECONDS):
+            connection.receive_data(await reader.read(64 * 1024))
+    if isinstance(event, h11.ConnectionClosed):
+        raise EOFError
+    return event
+
+
+async def _answer(
+    upstream: h11.Connection, reader: asyncio.StreamReader, connection: h11.Connection, writer: asyncio.StreamWriter
+) -> None:
+    """The SuperLink's answer, on its way back."""
+    while not isinstance(event := await _next(upstream, reader), h11.EndOfMessage):
+        if isinstance(event, h11.Response):
+            names = (b"content-length", b"transfer-encoding")
+            headers = [(n, v) for n, v in event.headers if ANSWERS.fullmatch(n) or n in names]
+            await _write(writer, connection.send(h11.Response(status_code=event.status_code, headers=headers)))
+        elif isinstance(event, h11.Data):
+            await _write(writer, connection.send(event))
+    await _write(writer, connection.send(h11.EndOfMessage()))
+
+
+async def _write(writer: asyncio.StreamWriter, content: bytes | None) -> None:
+    """Waits until the other side has taken enough of it."""
+    writer.write(content or b"")
+    async with asyncio.timeout(IDLE_SECONDS * 2):
+        await writer.drain()
+
+
+async def _main(args: argparse.Namespace) -> None:
+    server = await Gateway(args.keys, args.api, args.tls).serve(args.host, args.port)
+    where = server.sockets[0].getsockname()
+    print(f"the gateway listens on {where[0]} port {where[1]}", flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.gateway", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    for name in ("keys", "api", "tls"):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="DIR")
+    args = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        asyncio.run(_main(args))
+    except OSError as error:
+        sys.exit(f"the gateway cannot listen on {args.host} port {args.port}: {os.strerror(error.errno or 0)}")
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

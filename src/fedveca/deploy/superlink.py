@@ -1,0 +1,222 @@
+"""The server's machine: a SuperLink on a private socket, the gateway before it, and the nodes that it knows.
+
+`python -m fedveca.deploy.superlink FOLDER --host ADDRESS --port N` starts both and registers the keys in `FOLDER/keys`:
+`node-I.pub` is the key of client I and of no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedveca.deploy import private_api
+from fedveca.deploy.serve import NODES
+from fedveca.runs.record import whole
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+START_SECONDS = 120.0
+STOP_SECONDS = 10.0
+
+
+class Failed(RuntimeError):
+    """A federation that could not come up, or whose server ended early."""
+
+
+class SuperLink:
+    """A SuperLink that only its owner reaches, and a gateway that passes the Fleet API on to signed requests.
+
+    Args:
+        folder: holds `tls/` (see write_certificates) and `keys/`; logs, Flower's own files and the socket are here
+            too. It is made its owner's alone.
+        host: the address that the gateway listens on.
+        port: its port.
+        environment: variables for all processes.
+        database: where the SuperLink keeps its state; in memory if empty.
+    """
+
+    def __init__(
+        self, folder: Path, host: str, port: int, environment: dict[str, str] | None = None, database: str = ""
+    ) -> None:
+        self.folder, self.host, self.port, self.database = folder.absolute(), host, port, database
+        self.environment = {NODES: str(self.folder / "nodes.json")} | (environment or {})
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Returns when the SuperLink answers, knows its nodes, and the gateway listens."""
+        tls, home = self.folder / "tls", self.folder / "flower"
+        private_api.make_private(self.folder)
+        private_api.make_private(home)
+        private_api.write_programs(self.folder, private_api.SERVER)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "fedveca"\n\n[superlink.fedveca]\naddress = "{private_api.ADDRESS}"\n'
+            f"root-certificates = {json.dumps(str(tls / 'ca.pem'))}\n\n"
+            '[superlink.simulation]\naddress = ":local:"\n'
+        )
+        host, port = private_api.ADDRESS.split(":")
+        self._start("superlink", [
+            "flower-superlink", "--host", host, "--port", port, "--ssl-ca-certfile", str(tls / "ca.pem"),
+            "--ssl-certfile", str(tls / "server.pem"), "--ssl-keyfile", str(tls / "server.key"),
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+            *(["--database", self.database] if self.database else []),
+        ])
+        self._wait(lambda: private_api.answers(self.folder), "superlink", "the SuperLink did not start")
+        self.register()
+        keys = self.folder / "keys"
+        self._logged = (self.folder / "gateway.log").stat().st_size if (self.folder / "gateway.log").exists() else 0
+        gateway = [sys.executable, "-m", "fedveca.deploy.gateway", "--host", self.host, "--port", str(self.port)]
+        self._start("gateway", [*gateway, "--keys", str(keys), "--api", str(self.folder), "--tls", str(tls)])
+        self._wait(self._listens, "gateway", "the gateway did not start")
+
+    def register(self) -> None:
+        """Makes every key in `keys/` known to the SuperLink, and writes down which node is which client."""
+        from cryptography.hazmat.primitives import serialization
+        from flwr.proto.control_pb2 import (
+            ListNodesRequest,
+            ListNodesResponse,
+            RegisterNodeRequest,
+            RegisterNodeResponse,
+        )
+
+        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        known = self._control("list-nodes", ListNodesRequest(), ListNodesResponse())
+        nodes = {node.public_key: int(node.node_id) for node in known.nodes_info if node.status != "unregistered"}
+        clients = {}
+        for path in sorted((self.folder / "keys").glob("*.pub")):
+            key = serialization.load_ssh_public_key(path.read_bytes()).public_bytes(*form)
+            if key not in nodes:
+                request = RegisterNodeRequest(public_key=key)
+                nodes[key] = int(self._control("register-node", request, RegisterNodeResponse()).node_id)
+            if name := re.fullmatch(r"node-([0-9]+)\.pub", path.name):
+                clients[int(name[1])] = nodes[key]
+        whole(self.folder / "nodes.json", json.dumps(clients).encode())
+
+    def submit(self, settings: list[str], app: Path | None = None) -> str:
+        """Starts the app's run; gives its id."""
+        words = [word for setting in settings for word in ("--run-config", setting)]
+        command = ["flwr", "run", str(app or self.folder / "app"), "fedveca", "--format", "json", *words]
+        process = subprocess.run(
+            [str(self.folder / "bin" / "flwr"), *command[1:]], env=self._environment({}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, timeout=120,
+            check=False,
+        )
+        said = process.stdout
+        answer = json.loads(said[said.index("{") :]) if "{" in said else {}
+        if process.returncode or not answer.get("success"):
+            why = " ".join(str(answer.get("error-message") or said).split())
+            raise Failed(f"flwr run failed: {why[-500:]}")
+        return str(answer["run-id"])
+
+    def check(self) -> None:
+        """Raises Failed if the SuperLink or the gateway has ended."""
+        for name, what in (("superlink", "the SuperLink"), ("gateway", "the gateway")):
+            if name in self.processes and self.processes[name].poll() is not None:
+                raise Failed(f"{what} has ended; see {self.folder / f'{name}.log'}")
+
+    def stop(self) -> None:
+        """Ends what was started, the last first; what does not end in time is killed."""
+        mine = list(reversed(self.processes.values()))
+        for process in mine:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        until = time.monotonic() + STOP_SECONDS
+        for process in mine:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _control(self, name: str, request: Any, response: Any) -> Any:
+        """One call of the SuperLink's Control API, through its socket."""
+        import httpx
+
+        context = ssl.create_default_context(cafile=str(self.folder / "tls" / "ca.pem"))
+        path = private_api.find_socket(self.folder, "api.sock")
+        kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path, verify=context), timeout=60) as client:
+            url = f"https://{private_api.ADDRESS}/v1/control/{name}"
+            answer = client.post(url, content=request.SerializeToString(), headers=kind)
+        if answer.status_code != 200:
+            raise Failed(f"the SuperLink rejected {name}: {answer.status_code} {answer.text[:200]}")
+        response.ParseFromString(answer.content)
+        return response
+
+    def _listens(self) -> bool:
+        return b"listens on" in (self.folder / "gateway.log").read_bytes()[self._logged :]
+
+    def _wait(self, ready: Callable[[], bool], log: str, what: str) -> None:
+        until = time.monotonic() + START_SECONDS
+        while not ready():
+            self.check()
+            if time.monotonic() > until:
+                raise Failed(f"{what}; see {self.folder / f'{log}.log'}")
+            time.sleep(0.05)
+
+    def _start(self, name: str, command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        program = command[0] if os.sep in command[0] else str(self.folder / "bin" / command[0])
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [program, *command[1:]], env=self._environment(more or {}), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True, umask=0o077,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        return self.processes[name]
+
+    def _environment(self, more: dict[str, str]) -> dict[str, str]:
+        here = {"PATH": search_path(self.folder / "bin"), private_api.FOLDER: str(self.folder)}
+        return os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flower")} | here | self.environment | more
+
+
+def search_path(programs: Path) -> str:
+    """PATH with our programs first, then those that lie next to Python."""
+    return os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _end_with_parent() -> None:
+    """Linux ends the program when who started it is gone, even by kill -9."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.superlink")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    args = parser.parse_args()
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    os.umask(0o077)
+    folder = args.folder.absolute()
+    link = SuperLink(folder, args.host, args.port, database=str(folder / "flower" / "state.db"))
+    try:
+        link.start()
+        print("ready: start the nodes, then ./run.sh", flush=True)
+        while not ended.wait(0.5):
+            link.check()
+    except (Failed, ValueError, OSError) as error:
+        sys.exit(f"fedveca: {error}")
+    finally:
+        with suppress(KeyboardInterrupt):
+            link.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A device's SuperNode: `python -m fedveca.deploy.supernode FOLDER --superlink HOST:PORT --client I --clients N`.
+
+The folder holds the device's `key` and the federation's `ca.pem`; Flower's Runtime API is a socket in it (see
+deploy/private_api.py), so no port of the device is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from fedveca.deploy import private_api, warm
+from fedveca.deploy.superlink import QUIET, search_path
+
+
+def prepare(
+    folder: Path, superlink: str, client: int, clients: int, *, flags: list[str] | None = None, forks: bool = True
+) -> tuple[list[str], dict[str, str]]:
+    """Writes the node's programs.
+
+    Args:
+        folder: the node's own folder, which is made its owner's alone.
+        superlink: HOST:PORT of the federation's gateway.
+        client: which client the node is.
+        clients: how many there are.
+        flags: flags of `flower-supernode` in place of the folder's certificate and key.
+        forks: whether a message's process is forked from one that has Flower loaded, or started as Flower does.
+
+    Returns:
+        The command and the variables to run it with.
+    """
+    folder = folder.absolute()
+    private_api.make_private(folder)
+    programs = private_api.write_programs(folder, private_api.NODE)
+    if forks:
+        warm.write(folder)
+    if flags is None:
+        flags = ["--root-certificates", str(folder / "ca.pem"), "--auth-supernode-private-key", str(folder / "key")]
+    host, port = private_api.ADDRESS.split(":")
+    command = [
+        str(programs / "flower-supernode"), *flags, "--superlink", superlink, "--host", host, "--port", port,
+        "--node-config", f"partition-id={client} num-partitions={clients}",
+    ]
+    return command, QUIET | {
+        "FLWR_HOME": str(folder / "flower"), "FEDVECA_NODE_DIR": str(folder), private_api.FOLDER: str(folder),
+        "PATH": search_path(programs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.supernode")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    parser.add_argument("--client", type=int, required=True, metavar="I")
+    parser.add_argument("--clients", type=int, required=True, metavar="N")
+    args, more = parser.parse_known_args()
+    os.umask(0o077)
+    try:
+        command, environment = prepare(args.folder, args.superlink, args.client, args.clients)
+        os.execve(command[0], [*command, *more], os.environ | environment)
+    except (ValueError, OSError) as error:
+        sys.exit(f"fedveca: {error}")
+
+
+if __name__ == "__main__":
+    main()
