@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedveca.deploy.launch import QUIET, Federation
+from fedveca.deploy.launch import Federation
+from fedveca.deploy.superlink import QUIET
 from fedveca.deploy.provision import write_app
 from fedveca.runs.experiment import Experiment
 

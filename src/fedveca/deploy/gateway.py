@@ -2,8 +2,8 @@
 
 A request passes if it is a POST to `/v1/fleet/NAME`, signed by a key whose public half is in the folder of keys. All
 else is answered with one line and the connection is closed, before a byte of its body is read. Sizes, times and the
-number of connections are bounded. The gateway looks at heads only: what a body says is checked by the SuperLink, then by
-the server.
+number of connections are bounded. The gateway looks at heads only: what a body says is checked by the SuperLink, then
+by the server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import binascii
 import os
 import re
 import resource
+import socket
 import ssl
 import sys
 import time
@@ -100,35 +101,59 @@ class Gateway:
         self.outside.minimum_version = ssl.TLSVersion.TLSv1_2
         self.outside.load_cert_chain(tls / "server.pem", tls / "server.key")
         self.inside = ssl.create_default_context(cafile=tls / "ca.pem")
-        self.strangers: dict[asyncio.StreamWriter, float] = {}  # in the order in which they came
-        self.open = 0
+        self.open: set[asyncio.Task[None]] = set()
+        self.strangers: dict[asyncio.Task[None], None] = {}  # those of them that have not signed yet, oldest first
         self._minute, self._lines = 0, 0
 
-    async def serve(self, host: str, port: int) -> asyncio.Server:
-        return await asyncio.start_server(self._connect, host, port, limit=64 * 1024)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its handshake to its end."""
-        self.open += 1
-        self.strangers[writer] = time.monotonic()
-        if len(self.strangers) > STRANGERS or self.open > CONNECTIONS:
-            oldest = next(iter(self.strangers))
-            self.strangers.pop(oldest)
-            oldest.transport.abort()  # who has a key signs within milliseconds
-        peer = str((writer.get_extra_info("peername") or ["?"])[0])
+    async def serve(self, listener: socket.socket) -> None:
+        """Accepts connections until it is cancelled."""
+        listener.setblocking(False)
         try:
-            await writer.start_tls(self.outside, ssl_handshake_timeout=HEAD_SECONDS)
+            while True:
+                try:
+                    accepted, address = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError:  # out of files, or the connection is gone already
+                    await asyncio.sleep(0.1)
+                    continue
+                task = asyncio.create_task(self._connect(accepted, str(address[0])))
+                self.open.add(task)
+                self.strangers[task] = None
+                task.add_done_callback(self._forget)
+                await asyncio.sleep(0)  # it begins, so that it closes what it was given however it ends
+                if len(self.strangers) > STRANGERS or len(self.open) > CONNECTIONS:
+                    oldest = next(iter(self.strangers))  # who has a key signs within milliseconds
+                    self.strangers.pop(oldest)
+                    oldest.cancel()
+        finally:
+            for task in list(self.open):
+                task.cancel()
+            await asyncio.gather(*self.open, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self.open.discard(task)
+        self.strangers.pop(task, None)
+
+    async def _connect(self, accepted: socket.socket, peer: str) -> None:
+        """One connection, from its handshake to its end."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(64 * 1024)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self.outside, ssl_handshake_timeout=HEAD_SECONDS
+            )
+        except OSError:  # also what ssl raises: it spoke something else, or nothing in time
+            return
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
             connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
             wait = HEAD_SECONDS
             while await self._request(connection, reader, writer, wait, peer):
                 connection.start_next_cycle()
                 wait = IDLE_SECONDS
-        except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.IncompleteReadError):
-            pass  # it left, or was too slow, or spoke something else: nobody to answer
+        except (OSError, TimeoutError, EOFError, h11.ProtocolError):
+            pass  # it left, or was too slow: nobody to answer
         finally:
-            self.open -= 1
-            self.strangers.pop(writer, None)
-            writer.transport.abort()
+            transport.abort()
 
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wait: float,
@@ -137,7 +162,7 @@ class Gateway:
         """One request; whether another may follow."""
         async with asyncio.timeout(wait):
             try:
-                request = await _next(connection, reader)
+                request = await _next(connection, reader, most=HEAD_BYTES // 4)
             except h11.RemoteProtocolError as error:
                 return await self._reject(connection, writer, peer, Rejected(error.error_status_hint, "invalid HTTP"))
         if not isinstance(request, h11.Request):
@@ -146,7 +171,8 @@ class Gateway:
             headers = self._check(request)
         except Rejected as error:
             return await self._reject(connection, writer, peer, error)
-        self.strangers.pop(writer, None)
+        if task := asyncio.current_task():
+            self.strangers.pop(task, None)
         async with asyncio.timeout(REQUEST_SECONDS):
             try:
                 await self._pass(request.target, headers, connection, reader, writer)
@@ -184,7 +210,7 @@ class Gateway:
         try:
             up.write(upstream.send(h11.Request(method=b"POST", target=target, headers=headers)) or b"")
             size = 0
-            while isinstance(event := await _next(connection, reader, writer), h11.Data):
+            while isinstance(event := await _next(connection, reader, IDLE_SECONDS, writer=writer), h11.Data):
                 size += len(event.data)
                 if size > BODY_BYTES:
                     raise Rejected(413, f"the body is larger than {BODY_BYTES} bytes")
@@ -223,14 +249,15 @@ class Gateway:
 
 
 async def _next(
-    connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None = None
+    connection: h11.Connection, reader: asyncio.StreamReader, seconds: float = REQUEST_SECONDS, most: int = 64 * 1024,
+    writer: asyncio.StreamWriter | None = None,
 ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
     """The next event of one side; a client that waits for "100 Continue" hears it."""
     while (event := connection.next_event()) is h11.NEED_DATA:
         if writer is not None and connection.they_are_waiting_for_100_continue:
             await _write(writer, connection.send(h11.InformationalResponse(status_code=100, headers=[])))
-        async with asyncio.timeout(IDLE_SECONDS if writer is not None else REQUEST_SECONDS):
-            connection.receive_data(await reader.read(64 * 1024))
+        async with asyncio.timeout(seconds):
+            connection.receive_data(await reader.read(most))
     if isinstance(event, h11.ConnectionClosed):
         raise EOFError
     return event
@@ -258,10 +285,10 @@ async def _write(writer: asyncio.StreamWriter, content: bytes | None) -> None:
 
 
 async def _main(args: argparse.Namespace) -> None:
-    server = await Gateway(args.keys, args.api, args.tls).serve(args.host, args.port)
-    where = server.sockets[0].getsockname()
-    print(f"the gateway listens on {where[0]} port {where[1]}", flush=True)
-    await server.serve_forever()
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    with socket.create_server((args.host, args.port), family=family, backlog=256) as listener:
+        print(f"the gateway listens on {args.host} port {args.port}", flush=True)
+        await Gateway(args.keys, args.api, args.tls).serve(listener)
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ it again and resume the run: `server/run.sh -c 'resume="runs/..."'`. Every setti
 `fedveca list` explains them. `server/flwr.sh` is Flower's own command line for this federation.
 
 **Who is trusted with what.** The devices run the app in `app/` and no other: `node-I/pinned.json` holds its hashes. If
-you change `app/app.py` or the name of the model's code, pin the devices again, `fedveca deploy pin app node-0 node-1 ...`,
+you change `app/app.py` or the name of the model's code, pin the devices again (`fedveca deploy pin app node-0 node-1`)
 and copy each `pinned.json` to its device. Without `pinned.json` a device runs whatever the server sends.
 `server/tls/server.key` and every `node-I/key` are secrets. `server/keys/node-I.pub` lets device I in; without that file
 the device is locked out at once. The certificates are valid for a year; `fedveca deploy init` makes new ones.

@@ -142,6 +142,7 @@ class SuperLink:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        (self.folder / "api.sock").unlink(missing_ok=True)
 
     def _control(self, name: str, request: Any, response: Any) -> Any:
         """One call of the SuperLink's Control API, through its socket."""

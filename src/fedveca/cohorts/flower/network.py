@@ -171,7 +171,8 @@ class Network:
                 self.say(f"{told} of {clients} clients are there")
             if time.monotonic() > until:
                 missing = sorted(set(range(clients)) - set(self._node))
-                raise TooFew(f"clients {', '.join(map(str, missing))} of {clients} did not connect")
+                why = "".join(f"; node {node} {reason}" for node, reason in sorted(self._rejected.items())[:3])
+                raise TooFew(f"clients {', '.join(map(str, missing))} of {clients} did not connect{why}")
             time.sleep(POLL)
         self._joined = True
         return torch.tensor([self._known[i] for i in range(clients)])
