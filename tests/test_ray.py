@@ -341,11 +341,12 @@ def test_a_worker_sends_one_sum_however_many_its_clients() -> None:
     order = (built.state.w.numpy(), {"c": built.state.c.numpy()})
     for turn, n in enumerate((3, 60)):
         ids, tau = np.arange(n), np.full(n, 4)
-        total, (who, each) = worker.ask(turn, turn, order, ids, tau)
+        total, (who, each, norms) = worker.ask(turn, turn, order, ids, tau)
         assert {name: v.shape for name, v in total.mean.items()} == {"G": (60,), "dc": (60,)}
         assert total.mass == float(shares.sizes[:n].sum())
         assert who.tolist() == ids.tolist()
         assert {v.shape for v in each.values()} == {(n,)}
+        assert (sorted(norms["ids"]), norms["norms"].shape) == (ids.tolist(), (2, n))
         remembered = worker.recall(ids)[1]["c"].copy()
         again, _ = worker.ask(turn, turn, order, ids, tau)
         assert again is total

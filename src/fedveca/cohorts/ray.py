@@ -31,7 +31,7 @@ from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Order, Report
+from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
 from fedveca.cohorts.memory import LIMIT, Memory
 from fedveca.cohorts.shelf import PIECE_BYTES
 from fedveca.cohorts.worker import Sum, Worker, added, dealt, packed, unpacked
@@ -110,15 +110,15 @@ class Ray:
         self._number += 1
         sent = ray.put((order.w.detach().cpu().numpy(), packed(order.aux)))
         turn = Turn(self._number, k, sent, ids, tau)
-        total, who, each = self._asked(turn)
+        total, who, each, norms = self._asked(turn)
         if self._width and bool(tau.max() > 0):
             self._past.append(turn)
             if len(self._past) >= PAST:
                 self._collect()
         mean = unpacked(total.mean, order.w.device)
-        return who, Report(mean, each, total.mass / self.whole)
+        return who, Report(mean, each, total.mass / self.whole, norms=norms)
 
-    def _asked(self, turn: Turn) -> tuple[Sum, Tensor, dict[str, Tensor]]:
+    def _asked(self, turn: Turn) -> tuple[Sum, Tensor, dict[str, Tensor], Norms]:
         """One round; where workers are lost, those that live repeat what they know and the new ones do theirs."""
         owner = self.owner[turn.ids]
         for _ in range(TRIES):
@@ -129,12 +129,13 @@ class Ray:
             except LOST:
                 self._replace()
                 continue
-            who = torch.cat([torch.tensor(ids) for ids, _ in told])
-            each = {name: torch.cat([torch.tensor(numbers[name]) for _, numbers in told]) for name in told[0][1]}
+            who = torch.cat([torch.tensor(ids) for ids, _, _ in told])
+            each = {name: torch.cat([torch.tensor(numbers[name]) for _, numbers, _ in told]) for name in told[0][1]}
+            norms = Norms(*(torch.cat([torch.tensor(n[name]) for _, _, n in told], -1) for name in Norms._fields))
             place = torch.empty_like(self.sizes)
             place[turn.ids] = torch.arange(len(turn.ids))
             order = place[who].argsort()  # as they were asked
-            return total, who[order], {name: v[order] for name, v in each.items()}
+            return total, who[order], {name: v[order] for name, v in each.items()}, norms
         raise OSError(f"round {turn.k + 1}: workers of the Ray cluster were lost {TRIES} times, so it was given up")
 
     def _ask(self, j: int, turn: Turn, mine: Tensor) -> Any:
