@@ -275,6 +275,20 @@ def test_a_node_that_is_no_client_is_named_and_not_asked(name: str, tmp_path: Pa
     assert all(map(short, [fault["what"], *heard]))
 
 
+def test_a_node_that_fails_while_others_join_does_not_flood_the_first_line(tmp_path: Path) -> None:
+    """It is asked again and again, and says something else every time."""
+    count = 0
+
+    def fails(records: dict[str, Any]) -> Error | None:
+        nonlocal count
+        count += 1
+        return Error(3, f"for the {count}th time") if count <= 300 else None
+
+    cohort = joined(E, tmp_path, {(BAD, -1): fails})
+    assert count > 300
+    assert len(asked(E, cohort)[1].faults) == 100
+
+
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "centralised"])
 def test_right_answers_are_all_taken(method: str, tmp_path: Path) -> None:
     """And give what the simulator gives."""
