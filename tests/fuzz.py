@@ -28,7 +28,7 @@ from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import load
 
-from fedveca.cohorts.flower.messages import answer_of, vector
+from fedveca.cohorts.flower.messages import answer_of, check_settings, number, vector
 from fedveca.cohorts.local import Local
 from fedveca.cohorts.memory import Memory
 from fedveca.deploy.worker import own_rows, work
@@ -287,14 +287,16 @@ def answers(draw: st.DrawFn) -> Any:
 
 
 def read_answer(case: Any, folder: Path) -> None:
-    """As the server reads it; what is taken is finite float32 of the right length."""
+    """As the server reads it; what is taken is finite float32 of the right length, whose square is finite too."""
     said, numbers, vectors = answer_of(case)
-    assert isinstance(said, dict)
-    assert isinstance(numbers, dict)
+    assert not check_settings(said, {"client": 1, "round": 0, "tau": 2})
+    assert said == {"client": 1, "round": 0, "tau": 2}
+    for name, value in numbers.items():
+        assert 0 <= number(value, name, negative=False) < 3.5e38
     for name, array in vectors.items():
-        v = vector(array, 4, "float32", name.encode("ascii", "replace").decode() or "it")
+        v = vector(array, 4, "float32", name)
         assert v.shape == (4,)
-        assert np.isfinite(v).all()
+        assert np.isfinite((v * v).sum())
     if set(case.content) != {"answer", "numbers", "vectors"}:
         raise ValueError("the server counts its names next")
 

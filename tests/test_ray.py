@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -186,7 +189,136 @@ def test_two_nodes_and_one_lost() -> None:
         cluster.shutdown()
 
 
+HOLDER = """
+import json, os, sys
+import ray
+from fedveca.cohorts.ray import connect
+connect("", 0)
+node = ray._private.worker._global_node
+said = {"gcs": node.gcs_address, "folder": node.get_session_dir_path(), "token": os.environ.get("RAY_AUTH_TOKEN", "")}
+print(json.dumps(said), flush=True)
+sys.stdin.read()
+"""
+STRANGER = """
+import json, os, sys
+from ray._raylet import GcsClient
+address, folder = sys.argv[1:]
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    keys = len(GcsClient(address=address).internal_kv_keys(b"", b"session"))
+except Exception as error:
+    keys = type(error).__name__
+try:
+    names = len(os.listdir(folder))
+except OSError as error:
+    names = type(error).__name__
+print(json.dumps([keys, names]))
+"""
+
+
+class Held(NamedTuple):
+    """A cluster as `engine=ray` starts it, in a process of its own."""
+
+    pid: int
+    home: Path
+    gcs: str
+    folder: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    home = tmp_path_factory.mktemp("home")
+    free = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], env=free | {"HOME": str(home)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin
+    assert process.stdout
+    said = json.loads(process.stdout.readline())
+    try:
+        yield Held(process.pid, home, **said)
+    finally:
+        process.stdin.close()
+        assert process.wait(120) == 0
+        process.stdout.close()
+    assert not Path(said["folder"]).parents[1].exists()  # it leaves nothing behind
+
+
+def below(pid: int) -> set[int]:
+    """A process and all that it started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    mine = {pid}
+    while more := {child for child, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return mine
+
+
+def listening(pids: set[int]) -> list[str]:
+    """The addresses, in hexadecimal, on which some processes wait for TCP connections."""
+    sockets = set()
+    for path in (link for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*")):
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(path))
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's /proc")
+def test_a_cluster_of_this_process_listens_on_loopback_alone(held: Held) -> None:
+    addresses = listening(below(held.pid))
+    assert len(addresses) >= 4  # the driver's, the GCS's and two of the raylet's
+    assert {address[-8:] for address in addresses} == {"0100007F"}  # 127.0.0.1, or ::ffff:127.0.0.1
+    assert held.gcs.startswith("127.0.0.1:")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_cannot_use_the_cluster(held: Held) -> None:
+    """It is not let in without the token or with a wrong one, and cannot list its folder; with the token it is."""
+    free = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+
+    def tried(**more: str) -> list[Any]:
+        words = [sys.executable, "-c", STRANGER, held.gcs, held.folder]
+        done = subprocess.run(words, env=free | more, capture_output=True, timeout=120, check=True)
+        answer: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    rejected = ["AuthenticationError", "PermissionError"]
+    assert tried(RAY_AUTH_MODE="disabled") == rejected
+    assert tried(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64) == rejected
+    keys, names = tried(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=held.token)
+    assert keys > 0
+    assert names == "PermissionError"
+
+
+def test_no_token_is_left_where_others_could_read_it(held: Held) -> None:
+    assert len(held.token) == 64
+    assert not (held.home / ".ray").exists()
+    for pid in below(held.pid):
+        with contextlib.suppress(OSError):
+            assert held.token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for path in Path(held.folder).rglob("*"):
+        with contextlib.suppress(OSError):
+            assert not path.is_file() or held.token.encode() not in path.read_bytes()
+
+
 # what needs no cluster
+
+
+def test_a_ray_that_cannot_ask_for_a_token_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.shutdown()
+    monkeypatch.setattr(ray, "__version__", "2.51.1")
+    assert main(["run", "engine=ray", "--out", str(tmp_path / "run")]) == 2
+    said = "fedveca: Ray 2.51.1 is installed; engine=ray needs 2.52 or newer: pip install -U ray\n"
+    assert capsys.readouterr().err == said
+    assert not (tmp_path / "run").exists()
 
 
 def test_shares_are_even_and_whole() -> None:
@@ -209,11 +341,12 @@ def test_a_worker_sends_one_sum_however_many_its_clients() -> None:
     order = (built.state.w.numpy(), {"c": built.state.c.numpy()})
     for turn, n in enumerate((3, 60)):
         ids, tau = np.arange(n), np.full(n, 4)
-        total, (who, each) = worker.ask(turn, turn, order, ids, tau)
+        total, (who, each, norms) = worker.ask(turn, turn, order, ids, tau)
         assert {name: v.shape for name, v in total.mean.items()} == {"G": (60,), "dc": (60,)}
         assert total.mass == float(shares.sizes[:n].sum())
         assert who.tolist() == ids.tolist()
         assert {v.shape for v in each.values()} == {(n,)}
+        assert (sorted(norms["ids"]), norms["norms"].shape) == (ids.tolist(), (2, n))
         remembered = worker.recall(ids)[1]["c"].copy()
         again, _ = worker.ask(turn, turn, order, ids, tau)
         assert again is total

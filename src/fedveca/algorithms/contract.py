@@ -17,6 +17,13 @@ class Order(NamedTuple):
     aux: Named  # [P] each: SCAFFOLD's c
 
 
+class Norms(NamedTuple):
+    """How long the vectors are that clients sent in a round."""
+
+    ids: Tensor  # [m] clients that were asked; the norm of one that is left out may not be finite
+    norms: Tensor  # [vectors, m]
+
+
 class Report(NamedTuple):
     """Clients -> server, already gathered: vectors as means only, numbers one by one."""
 
@@ -25,6 +32,7 @@ class Report(NamedTuple):
     mass: float  # share of all rows that answered: sum of D_i / D
     width: int = 4  # bytes of one number of a vector on its way
     faults: tuple[dict[str, Any], ...] = ()  # {"client": i, "what": why} of those that failed or misbehaved
+    norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 
 class Model(NamedTuple):
@@ -45,6 +53,7 @@ class Algorithm(Protocol):
 
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
+    nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
     # server
 

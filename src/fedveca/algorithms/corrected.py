@@ -50,6 +50,7 @@ class Corrected(Algorithm):
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
     probe_steps: float = 2.0  # of the server along grad F(w_k), which it has
     needs_gradient: ClassVar[bool] = True
+    nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
     def init(self, w: Tensor, tau: Tensor) -> Steered:
         zero, none = torch.zeros_like(w), torch.zeros(len(tau), dtype=torch.float64)

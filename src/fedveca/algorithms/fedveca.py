@@ -54,6 +54,7 @@ class FedVeca(Algorithm):
     tau_max: int = 50
     distrust: float = 0.0  # share of the clients whose A may be too small to be true
     needs_gradient: ClassVar[bool] = True
+    nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
     def init(self, w: Tensor, tau: Tensor) -> Vectorized:
         zero = torch.zeros((), dtype=torch.float64)

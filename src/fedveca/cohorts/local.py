@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.capture import Lanes, tensor_cores
 from fedveca.cohorts.draws import rows as draw_rows
 from fedveca.cohorts.gather import Gather, Gatherer, Mean, Piece
@@ -58,6 +58,7 @@ class Part(NamedTuple):
 
     piece: Piece | None  # of the clients' vectors
     each: Named  # [n] each, "well" among them
+    norms: Tensor  # [vectors, n]
     memory: Named  # [n, P] each
 
 
@@ -124,7 +125,9 @@ class Local:
         well = each.pop("well")[back] > 0
         who, each = ids[well], gatherer.numbers({name: v[back][well] for name, v in each.items()})
         mass = float(self.weights[who].sum())
-        return who, Report(gatherer.close(mass), each | {"tau": tau[well].double()}, mass / self.whole)
+        norms = Norms(crew.ids, torch.cat([part.norms for part in parts], 1))
+        each |= {"tau": tau[well].double()}
+        return who, Report(gatherer.close(mass), each, mass / self.whole, norms=norms)
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
@@ -166,12 +169,12 @@ class Local:
         """What reaches the server: a client is well if all it sent, and its `own` numbers [n], are finite."""
         if self.send:
             vectors, each = self.send(k, crew.ids, vectors, each)
-        norms = [*own, *(v.norm(dim=-1) for v in vectors.values())]
-        well = torch.isfinite(torch.stack([*norms, *each.values()])).all(0)
+        told = torch.stack([*own, *(v.norm(dim=-1) for v in vectors.values()), *each.values()])
+        well, norms = torch.isfinite(told).all(0), told[len(own) : len(own) + len(vectors)]
         weight = well if self.even else crew.table[2] * well
         vectors = {name: torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
-        return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, memory)
+        return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, norms, memory)
 
     def _walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""

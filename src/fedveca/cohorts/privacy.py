@@ -82,4 +82,4 @@ class Private:
         who, report = self.cohort(k, order, ids, tau)
         mean = self.privacy.blurred(k, report.mean, len(who)) if len(who) else {}
         told = {name: mean.pop(name).double().cpu().expand(len(who)) for name in SUMMED if name in mean}
-        return who, report._replace(mean=mean, each=report.each | told)
+        return who, report._replace(mean=mean, each=report.each | told, norms=None)  # which no noise covers

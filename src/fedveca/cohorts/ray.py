@@ -8,23 +8,30 @@ here and the orders since, and gives the same numbers.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
 import math
 import os
+import re
+import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
 import torch
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Order, Report
+from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
 from fedveca.cohorts.memory import LIMIT, Memory
 from fedveca.cohorts.shelf import PIECE_BYTES
 from fedveca.cohorts.worker import Sum, Worker, added, dealt, packed, unpacked
@@ -36,6 +43,9 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError)
 TRIES = 5  # losses of workers in one round before it is given up
 START_S = 300.0  # until every worker has a place and its data
 FEW = 4  # sums that are added here; more are added in pairs by the workers
+OLDEST = (2, 52)  # the first Ray that can ask for a token
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray listens on 127.0.0.1 alone, on every system
+PATH_ROOM = 24  # characters of a folder in which Ray's sockets still find room below 104
 PAST = 16  # rounds that a lost worker may have to repeat where clients remember
 
 
@@ -100,15 +110,15 @@ class Ray:
         self._number += 1
         sent = ray.put((order.w.detach().cpu().numpy(), packed(order.aux)))
         turn = Turn(self._number, k, sent, ids, tau)
-        total, who, each = self._asked(turn)
+        total, who, each, norms = self._asked(turn)
         if self._width and bool(tau.max() > 0):
             self._past.append(turn)
             if len(self._past) >= PAST:
                 self._collect()
         mean = unpacked(total.mean, order.w.device)
-        return who, Report(mean, each, total.mass / self.whole)
+        return who, Report(mean, each, total.mass / self.whole, norms=norms)
 
-    def _asked(self, turn: Turn) -> tuple[Sum, Tensor, dict[str, Tensor]]:
+    def _asked(self, turn: Turn) -> tuple[Sum, Tensor, dict[str, Tensor], Norms]:
         """One round; where workers are lost, those that live repeat what they know and the new ones do theirs."""
         owner = self.owner[turn.ids]
         for _ in range(TRIES):
@@ -119,12 +129,13 @@ class Ray:
             except LOST:
                 self._replace()
                 continue
-            who = torch.cat([torch.tensor(ids) for ids, _ in told])
-            each = {name: torch.cat([torch.tensor(numbers[name]) for _, numbers in told]) for name in told[0][1]}
+            who = torch.cat([torch.tensor(ids) for ids, _, _ in told])
+            each = {name: torch.cat([torch.tensor(numbers[name]) for _, numbers, _ in told]) for name in told[0][1]}
+            norms = Norms(*(torch.cat([torch.tensor(n[name]) for _, _, n in told], -1) for name in Norms._fields))
             place = torch.empty_like(self.sizes)
             place[turn.ids] = torch.arange(len(turn.ids))
             order = place[who].argsort()  # as they were asked
-            return total, who[order], {name: v[order] for name, v in each.items()}
+            return total, who[order], {name: v[order] for name, v in each.items()}, norms
         raise OSError(f"round {turn.k + 1}: workers of the Ray cluster were lost {TRIES} times, so it was given up")
 
     def _ask(self, j: int, turn: Turn, mine: Tensor) -> Any:
@@ -218,13 +229,16 @@ class Ray:
 
 
 def connect(address: str, data_bytes: int) -> None:
-    """Ray as it is, the cluster at `address`, or a new one on this machine alone, on loopback."""
+    """Ray as it is, the cluster at `address`, or a new one on this machine for this process alone."""
     if ray.is_initialized():
         return
+    if tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
+        need = ".".join(map(str, OLDEST))
+        raise ValueError(f"Ray {ray.__version__} is installed; engine=ray needs {need} or newer: pip install -U ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     how: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
-        how |= {"num_cpus": os.cpu_count(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        how |= {"num_cpus": os.cpu_count(), "include_dashboard": False}
         how |= {"object_store_memory": max(256 * 2**20, data_bytes)}
     elif address != "auto":
         host, _, port = address.rpartition(":")
@@ -235,9 +249,46 @@ def connect(address: str, data_bytes: int) -> None:
             raise ValueError(f"ray_address={address} cannot be reached ({error}); {said}") from None
     ends = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**how)
+        with contextlib.ExitStack() as stack:
+            ray.init(**how if address else how | stack.enter_context(_private()))
     except Exception as error:  # Ray raises bare ones too
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{f'ray_address={address} cannot be reached' if address else 'no Ray'}: {said}") from error
     if ends not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ends)  # Ray puts its own in the place of the caller's
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[dict[str, Any]]:
+    """While it lasts, a cluster that Ray starts is for this process alone.
+
+    It asks for a token, which only this process and what it starts know; it listens on 127.0.0.1; and its folder with
+    sockets and logs, which Ray opens to all users of the machine, lies in one that only this user can enter. What the
+    user has set of Ray's own variables stays.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray leaves one in ~/.ray that others can read
+        ray._raylet.Config.initialize("")  # type: ignore[attr-defined]  # Ray read its variables when it was imported
+    clusters, mine = ray_constants.ENABLE_RAY_CLUSTER, LOOPBACK not in os.environ
+    home = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    if len(home) > PATH_ROOM and Path("/tmp").is_dir():
+        home = "/tmp"
+    folder = tempfile.mkdtemp(prefix="fv-", dir=home)
+    atexit.register(_leave, folder, os.getpid())
+    if mine:
+        ray_constants.ENABLE_RAY_CLUSTER, os.environ[LOOPBACK] = False, "0"
+    try:
+        yield {"_temp_dir": f"{folder}/r"}
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        if mine:
+            del os.environ[LOOPBACK]
+
+
+def _leave(folder: str, pid: int) -> None:
+    """Ends the cluster, then removes its folder; not where the process was forked."""
+    if os.getpid() == pid:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -75,21 +75,21 @@ class Worker:
             algorithm, problem(), torch.tensor(x), torch.tensor(y), Shares(rows, torch.tensor(start)),
             device=device, threads=0 if device == "cuda" else 1, **options,
         )
-        self.turn, self.answer = -1, (Sum({}, 0.0), np.empty(0), Arrays())
+        self.turn, self.answer = -1, (Sum({}, 0.0), np.empty(0), Arrays(), Arrays())
 
     def about(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "fedveca": __version__, "device": str(self.local.device)}
 
     def ask(self, turn: int, k: int, order: tuple[Array, Arrays], ids: Array, tau: Array) -> tuple[Sum, Any]:
-        """The sum over those who answered; who, and their numbers. Asked the same turn again, it only repeats it."""
+        """The sum over those who answered; who, their numbers, and norms. Asked the same turn again, it repeats it."""
         if turn != self.turn:
             w, aux = order
             told = Order(torch.tensor(w, device=self.local.device), unpacked(aux, self.local.device))
             who, report = self.local(k, told, torch.tensor(ids), torch.tensor(tau))
             total = Sum(packed(report.mean), float(self.local.weights[who].sum()))
-            self.turn, self.answer = turn, (total, who.numpy(), packed(report.each))
-        total, who_, each = self.answer
-        return total, (who_, each)
+            norms = packed(report.norms._asdict()) if report.norms else Arrays()
+            self.turn, self.answer = turn, (total, who.numpy(), packed(report.each), norms)
+        return self.answer[0], self.answer[1:]
 
     def add(self, a: Sum, b: Sum) -> Sum:
         return added(a, b)

@@ -168,4 +168,4 @@ def steps(e: Experiment, sizes: Tensor) -> Tensor:
     if e.method in ADAPTIVE or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
-    return (e.tau_all * sizes * len(sizes) // rows).clamp(min=1)
+    return torch.tensor([max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()])  # may pass int64

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.draws import per_round, sample
+
+RECENT = 5  # rounds in which the cause is sought when a run diverges
+MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
 class Cohort(Protocol):
@@ -46,6 +50,7 @@ def federate(
     `rollback` undoes a round whose estimated loss is above the least one before (A1.8-12); `first` and
     `least` let a stopped federation go on.
     """
+    recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
     for k in range(first, rounds):
         ids = chosen(cohort, k, participation, seed)
         order = algorithm.order(state)
@@ -58,12 +63,13 @@ def federate(
             yield state, trace | _traffic(order, report, len(ids), 0)
             continue
         if len(who) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; a smaller lr usually helps")
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advice(recent)}")
+        recent.extend([(k, report.norms)] if report.norms else [])
         size = cohort.sizes[who].double()
         p = size / size.sum()
         after, seen = algorithm.update(state, who, p, report)
         if not bool(torch.isfinite(after.w).all()):
-            raise Diverged(f"round {k + 1}: the averaged model is not finite; a smaller lr usually helps")
+            raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advice(recent)}")
         trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
         trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
         if rollback:
@@ -83,13 +89,31 @@ def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participat
     who, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
     if len(who) == 0:
         return math.inf
-    return float((cohort.sizes[who].double() / cohort.sizes[who].sum()) @ report.each["loss"])
+    size = cohort.sizes[who].double()
+    return float((size / size.sum()) @ report.each["loss"])
 
 
 def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
     """The clients of round k: a share of all, at least one, a pure function of (seed, k)."""
     clients = len(cohort.sizes)
     return sample(seed, k, clients, per_round(clients, participation))
+
+
+def _advice(recent: Iterable[tuple[int, Norms]]) -> str:
+    """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
+    most, said = MARGIN, "a smaller lr usually helps"
+    for k, (ids, norms) in recent:
+        for row in norms.double().cpu():
+            clients, row = ids[torch.isfinite(row)], row[torch.isfinite(row)]
+            if len(row) < 2:
+                continue
+            at = int(row.argmax())
+            others = float(torch.cat([row[:at], row[at + 1 :]]).median())
+            if others > 0 and float(row[at]) / others > most:
+                most = float(row[at]) / others
+                said = f"the update of client {int(clients[at])} in round {k + 1} was {most:.3g} times as long as the "
+                said += "others' median: check that client; gather=clip or a smaller lr may help"
+    return said
 
 
 def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:

@@ -10,9 +10,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.cohorts.flower.messages import Refused, answer_of, order, packed, question, vector
-from fedveca.cohorts.gather import Gather, Mean
+from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.cohorts.flower.messages import (
+    MOST_ROWS,
+    Refused,
+    answer_of,
+    bound_text,
+    check_settings,
+    list_names,
+    number,
+    order,
+    packed,
+    question,
+    vector,
+)  # fmt: skip
+from fedveca.cohorts.gather import LOSSES, Gather, Mean
 from fedveca.cohorts.memory import Ledger
 from fedveca.cohorts.wire import DTYPES, narrow
 
@@ -20,6 +32,7 @@ POLL = 0.25  # seconds between looks for an answer; one that is half uploaded co
 JOIN = 600.0  # seconds for all clients to be there at the start
 AGAIN = 10.0  # seconds until a node that was rejected is asked again who it is
 REPEATS = 10  # void rounds in a row before the server gives up
+EARLY = 100  # faults before the first round that its line records
 
 
 class TooFew(RuntimeError):
@@ -68,7 +81,7 @@ class Network:
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
         self.sizes = self._gather(clients)  # [N] D_i
-        self._early = self.faults  # before the first round
+        self._early = self.faults[:EARLY]  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered in time and in order, and what; a round of fewer than `least` is void and asked again."""
@@ -91,6 +104,7 @@ class Network:
         sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
         gatherer = self.gather()
         each: dict[str, list[float]] = {}
+        norms: list[list[float]] = []
         who: list[int] = []
         for i in ids:  # in a fixed order, so that sums are the same every time; who is not due waits at the SuperLink
             if i not in sent:
@@ -103,13 +117,15 @@ class Network:
             who.append(i)
             rows = self.sizes[i : i + 1].double()
             gatherer.add(gatherer.part(rows, {name: v.double()[None] for name, v in vectors.items()}))
-            for name, number in (numbers | {"tau": float(tau[i])}).items():
-                each.setdefault(name, []).append(number)
+            norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
+            for name, value in (numbers | {"tau": float(tau[i])}).items():
+                each.setdefault(name, []).append(value)
         answered = torch.tensor(who, dtype=torch.int64)
-        mass = float(self.sizes[answered].sum())
+        mass = float(self.sizes[answered].double().sum())
         mean = {name: v.to(order.w) for name, v in gatherer.close(mass).items()}
         numbers_of = gatherer.numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
-        return answered, Report(mean, numbers_of, mass / float(self.sizes.sum()))
+        lengths = Norms(answered, torch.tensor(norms).T) if who else None
+        return answered, Report(mean, numbers_of, mass / float(self.sizes.double().sum()), norms=lengths)
 
     def _send(self, k: int, given: Order, ids: list[int], tau: dict[int, int]) -> dict[int, Sent]:
         """Orders to all of `ids` that are connected; waits a while where those are too few."""
@@ -146,18 +162,14 @@ class Network:
                 raise Refused(f"timed out after {self.timeout:g} s")
             time.sleep(POLL)
         said, numbers, arrays = answer_of(replies[0])
-        for name, right in (("client", i), ("round", sent.round), ("tau", tau)):
-            if said.get(name) != right:
-                raise Refused(f"answered with {name} {said.get(name)!r}, not {right}")
-        if said.get("wild"):
-            raise Refused(WILD)
-        wanted, vectors = self._names if tau else ({"loss"}, set())
+        wild = check_settings(said, {"client": i, "round": sent.round, "tau": tau})
+        wanted, vectors = (set(), set()) if wild else self._names if tau else ({"loss"}, set())
         if set(numbers) != wanted or set(arrays) != vectors:
-            raise Refused(f"sent {sorted([*map(str, numbers), *arrays])}, not {sorted([*wanted, *vectors])}")
-        for name, number in numbers.items():
-            if not isinstance(number, float) or not math.isfinite(number):
-                raise Refused(f"sent {name} = {number!r}, which is not a finite number")
-        return numbers, {
+            raise Refused(f"sent {list_names([*numbers, *arrays])}, not {list_names([*wanted, *vectors])}")
+        if wild:
+            raise Refused(WILD)
+        positive = {*self.algorithm.nonnegative, *LOSSES}  # a node minimises a loss of this package, so it is known
+        return {name: number(value, name, name not in positive) for name, value in numbers.items()}, {
             name: torch.from_numpy(vector(array, size, self.wire, name)) for name, array in arrays.items()
         }
 
@@ -205,10 +217,11 @@ class Network:
             i: Any = -1
             said, _, _ = answer_of(message)
             i, rows = said.get("client"), said.get("rows")
-            if not isinstance(i, int) or not 0 <= i < clients:
-                raise Refused(f"says it is client {i!r}; there are clients 0 to {clients - 1}")
-            if not isinstance(rows, int) or rows < 1:
-                raise Refused(f"says it has {rows!r} rows")
+            if type(i) is not int or not 0 <= i < clients:
+                raise Refused(f"says it is client {bound_text(i)}; there are clients 0 to {clients - 1}")
+            most = min(MOST_ROWS, 2**62 // clients)  # the rows of all can be added
+            if type(rows) is not int or not 1 <= rows <= most:
+                raise Refused(f"says it has {bound_text(rows)} rows; allowed: 1 to {most}")
             if self._joined and self._known[i] != rows:
                 raise Refused(f"says client {i} has {rows} rows; it had {self._known[i]}")
             if self.nodes is not None and self.nodes.get(i) != node:
@@ -220,7 +233,7 @@ class Network:
             if self._rejected.get(node) != str(error):  # the same once only
                 self._rejected[node] = str(error)
                 self.say(f"node {node} {error}")
-                self._fault(i if isinstance(i, int) else -1, f"node {node} {error}; it is not asked")
+                self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {error}; it is not asked")
             return
         self._rejected.pop(node, None)
         self._known[i] = rows
