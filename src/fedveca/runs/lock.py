@@ -43,9 +43,11 @@ def _take(folder: Path) -> int:
         try:
             _lock(handle)
             if _same(handle, folder / NAME):  # else its holder has just taken it away
-                os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
-                return handle
+                if os.fstat(handle).st_nlink == 1:
+                    os.ftruncate(handle, 0)
+                    os.write(handle, str(os.getpid()).encode())
+                    return handle
+                (folder / NAME).unlink()  # the second name of another file, which is not written
         except (BlockingIOError, PermissionError) as error:
             os.lseek(handle, 0, os.SEEK_SET)
             number = os.read(handle, 20).decode(errors="replace")
