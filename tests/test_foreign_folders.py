@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from test_fuzz import little_room
 from test_resume import same
 
 from fedveca.cli import main
+from fedveca.cohorts.memory import Ledger
 from fedveca.cohorts.shelf import Damaged, Shelf
-from fedveca.runs.checkpoint import ROWS
+from fedveca.runs.build import build
+from fedveca.runs.checkpoint import ROWS, mark, sealed
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import FORMER, LAST, Run
 from fedveca.runs.run import resume, run
@@ -216,3 +219,117 @@ def test_lines_without_end(clients: int, made: Path, tmp_path: Path) -> None:
         file.write(b"\n")
     with little_room(), pytest.raises(ValueError, match=r"line 4 of rounds.jsonl is too long|does not fit in memory"):
         Run.open(tmp_path / "run")
+
+
+# forged checkpoints
+
+
+def forge(folder: Path, **tensors: torch.Tensor) -> None:
+    """The run's own checkpoint with other tensors in it, and with a right sum."""
+    e = Run.open(folder).experiment
+    named = load((folder / LAST).read_bytes()) | {name.replace("__", "."): v for name, v in tensors.items()}
+    (folder / LAST).write_bytes(sealed(named, mark(e, build(e))))
+
+
+def rejected(folder: Path, capsys: Capture) -> str:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(["run", "--resume", str(folder), "--device", "cpu", "--quiet"]) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedveca"])
+def test_steps_that_no_run_takes(method: str, tmp_path: Path, capsys: Capture) -> None:
+    e, folder = Experiment(**(SETTINGS | {"method": method, "rounds": 2, "tau_max": 7})), tmp_path / "run"
+    run(e, folder, device="cpu")
+    (folder / "summary.json").unlink()
+    (folder / "experiment.toml").write_text(Experiment(**(SETTINGS | {"method": method, "tau_max": 7})).toml())
+    most = 7 if method == "fedveca" else 3
+    for wrong in (0, -5, most + 1, 10**7, 2**62):
+        tau = build(e).state.tau.clone()
+        tau[4] = wrong
+        forge(folder, state__tau=tau)
+        said = rejected(folder, capsys)
+        assert said.endswith(f"{LAST} does not fit this run: tau of a client is {wrong}; allowed: [1, {most}]\n")
+    tau[4] = most
+    forge(folder, state__tau=tau)
+    assert resume(folder, device="cpu").summary["rounds"] == 5
+
+
+@pytest.mark.parametrize("name", ["kept", "state.w"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_model_that_is_not_finite_is_not_handed_out(
+    name: str, value: float, made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(made / "cut", tmp_path / "run")
+    vector = load((tmp_path / "run" / LAST).read_bytes())[name].clone()
+    vector[1] = value
+    forge(tmp_path / "run", **{name: vector})
+    assert f"{LAST} does not fit this run: {name} is not finite" in rejected(tmp_path / "run", capsys)
+
+
+def test_a_memory_of_other_kinds_of_numbers(made: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(made / "cut", tmp_path / "run")
+    (tmp_path / "run" / FORMER).unlink()
+    for width in (torch.tensor(torch.inf), torch.tensor(torch.nan), torch.tensor([64, 64])):
+        forge(tmp_path / "run", memory__width=width)
+        assert f"{ROWS} does not fit its checkpoint; {FORMER} is missing" in rejected(tmp_path / "run", capsys)
+    ledger = Ledger(3)
+    for rounds, token in (
+        (torch.zeros(3), torch.tensor(5)), (torch.zeros(2).long(), torch.tensor(5)),
+        (torch.zeros(3).long(), torch.tensor([5, 5])), (torch.zeros(3).long(), torch.tensor(torch.inf)),
+        (torch.zeros(3).long(), torch.tensor(-1)),
+    ):  # fmt: skip
+        with pytest.raises(Damaged, match="does not say what the clients remember"):
+            ledger.load(tmp_path, {"rounds": rounds, "token": token}, "cpu", {})
+
+
+def test_lines_that_cannot_be_written_again(made: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(made / "cut", tmp_path / "run")
+    lines = (made / "cut" / "rounds.jsonl").read_text().splitlines()
+    for odd in ("1e999", "[" * 900 + "]" * 900):
+        (tmp_path / "run" / "rounds.jsonl").write_text("\n".join([lines[0][:-1] + f', "x": {odd}}}', *lines[1:], ""]))
+        code = main(["run", "--resume", str(tmp_path / "run"), "--device", "cpu", "--quiet"])
+        said = capsys.readouterr().err
+        assert (code, said) == (2, f"fedveca: {tmp_path / 'run'} cannot be resumed: rounds.jsonl holds what no run "
+                                   "writes\n") or (code == 0 and odd != "1e999")  # fmt: skip
+
+
+# folders that are no place for a run
+
+
+def test_a_folder_with_other_things_in_it(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", *(f"{key}={value}" for key, value in SETTINGS.items()), "--quiet", "--device", "cpu", "--out"]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("mine")
+    assert main([*words, str(tmp_path / "home")]) == 2
+    assert capsys.readouterr().err == (
+        f"fedveca: --out {tmp_path / 'home'} is not empty: it holds thesis.tex; name a new folder\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for start in (lambda: run(Experiment(**SETTINGS), ""), lambda: run(Experiment(**SETTINGS), "home")):
+        with pytest.raises(ValueError, match=r"--out '' does not name a folder|--out home is not empty"):
+            start()
+    for command in (words, ["compare", *words[1:]], ["reproduce", "instant", "--out"]):
+        assert main([*command, ""]) == 2
+        assert capsys.readouterr().err == "fedveca: --out '' does not name a folder; name one, such as runs/first\n"
+    assert [path.name for path in tmp_path.rglob("*")] == ["home", "thesis.tex"]
+    (tmp_path / "new").mkdir()
+    assert main([*words, str(tmp_path / "new")]) == 0  # an empty one is as good as none
+
+
+def test_a_folder_that_was_killed_before_it_was_a_run(tmp_path: Path, made: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(made / "whole", folder)
+    for path in folder.iterdir():
+        if path.name not in ("environment.json", "partition.json"):
+            path.unlink()
+    for name in ("rounds.jsonl", ".lock", ".experiment.toml.123", ".partition.json.123"):
+        (folder / name).touch()
+    (folder / "deployment").mkdir()  # as a deployment makes it before its run
+    run(Experiment(**SETTINGS), folder, device="cpu")
+    same(made / "whole", folder)
+    names = {path.name for path in (made / "whole").iterdir()} | {"deployment"}
+    assert {path.name for path in folder.iterdir()} == names
