@@ -120,6 +120,9 @@ class Folder:
             whole(path / "experiment.toml", experiment.toml().encode())
             return Folder(path)
         except OSError as error:
+            for name in ("environment.json", "rounds.jsonl", "partition.json"):
+                with contextlib.suppress(OSError):
+                    (path / name).unlink(missing_ok=True)
             raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
