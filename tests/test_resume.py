@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,9 @@ from fedveca.cohorts.memory import Ledger
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import mark, restore, sealed
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import FORMER, LAST, Run
+from fedveca.runs.record import FORMER, LAST, Run, writing
 from fedveca.runs.run import resume, run
-from fedveca.runs.stop import FLOWER, LOCAL, how_to_resume
+from fedveca.runs.stop import FLOWER, LOCAL, CutOff, Stopped, how_to_resume
 from fedveca.tasks.data import load
 
 SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
@@ -242,6 +244,12 @@ def test_a_run_over_nodes_says_how_it_is_resumed(tmp_path: Path, capsys: pytest.
                 f"fedveca: {tmp_path / 'run'} was made by {by}, over Flower nodes; resume it with: {how}\n"
             )
         assert how_to_resume(tmp_path / "run") == how
+        shutil.rmtree(tmp_path / "run")
+        again: dict[str, Any] = {"device": "cpu", "data": load("digits"), "cohort": Elsewhere(e), "started_by": by}
+        with pytest.raises(Stopped, match=f"all saved; to go on: {re.escape(how)}$"):
+            run(e, tmp_path / "run", stop=lambda: True, **again)
+        with pytest.raises(CutOff, match=f"is whole, and {re.escape(how)} goes on"), writing(tmp_path / "run"):
+            raise OSError(errno.ENOSPC, "No space left on device")
         shutil.rmtree(tmp_path / "run")
 
     run(e, tmp_path / "run", device="cpu", data=load("digits"), cohort=Elsewhere(e))

@@ -31,7 +31,7 @@ class Damaged(ValueError):
     """What is on disk cannot be trusted."""
 
 
-class Unmoved(OSError):
+class RowsError(OSError):
     """A row that could not be written to the file, or read from it, while a run is under way."""
 
 
@@ -137,7 +137,7 @@ class Shelf:
                     raise OSError(errno.EIO, "the file of the clients' memory ends too early")
                 left, at = left[done:], at + done
         except OSError as error:
-            raise Unmoved(error.errno, error.strerror) from error
+            raise RowsError(error.errno, error.strerror) from error
 
 
 def _runs(place: Tensor, most: int) -> Iterator[tuple[int, int, int]]:

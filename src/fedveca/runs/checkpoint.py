@@ -77,14 +77,14 @@ def store(folder: Path, course: Course, memory: Kept, belongs: str) -> None:
 def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, str]:
     """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
     said: list[str] = []
-    memory, beside, most = built.cohort.memory, rows_of(folder), _most(built)
+    memory, beside, most = built.cohort.memory, rows_of(folder), _bound_bytes(built)
     for name in (LAST, FORMER):
         try:
             named = _read(folder, name, most, belongs)
             rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
             course = _course(named, built, device)
             if (rows.keys() == Ledger.NAMES) != isinstance(memory, Ledger):
-                raise Unfit(_other_way(folder, memory))
+                raise Unfit(_explain_other(folder, memory))
             memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
             raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
@@ -119,13 +119,13 @@ def sealed(named: Named, belongs: str, form: str = FORMAT) -> bytes:
     return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
 
 
-def _most(built: Built) -> int:
+def _bound_bytes(built: Built) -> int:
     """Bytes of this run's largest checkpoint: state, kept model, three numbers of each client, and its header."""
     parts: list[Tensor] = [*built.state._asdict().values(), built.state.w]
     return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
 
 
-def _other_way(folder: Path, memory: Kept) -> str:
+def _explain_other(folder: Path, memory: Kept) -> str:
     if isinstance(memory, Ledger):
         return f"is of a run without Flower nodes; resume it with: {how_to_resume(folder, RUN)}"
     local, server = how_to_resume(folder, LOCAL), how_to_resume(folder, FLOWER)
@@ -172,14 +172,14 @@ def _course(named: Named, built: Built, device: str) -> Course:
     for name in ("state.w", "kept"):
         if not bool(torch.isfinite(named[name]).all()):
             raise Unfit(f"does not fit this run: {name} is not finite")
-    low, high = _steps(built)
+    low, high = _bound_steps(built)
     for tau in (int(named["state.tau"].min()), int(named["state.tau"].max())):
         if not low <= tau <= high:
             raise Unfit(f"does not fit this run: tau of a client is {tau}; allowed: [{low}, {high}]")
     return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
 
 
-def _steps(built: Built) -> tuple[int, int]:
+def _bound_steps(built: Built) -> tuple[int, int]:
     """The least and most local steps that a client of this run can have for its next round."""
     e = built.experiment
     if e.method.startswith(OWN):

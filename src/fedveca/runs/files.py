@@ -53,3 +53,9 @@ def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
             k += 1
         if len(line) > most:
             raise ValueError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
+
+
+def leads_out(folder: Path, name: str) -> bool:
+    """Whether a folder of the run folder is a link to elsewhere, or holds one."""
+    home, links = os.path.realpath(folder), [p for p in (folder / name, *(folder / name).rglob("*")) if p.is_symlink()]
+    return any(not Path(os.path.realpath(link)).is_relative_to(home) for link in links)

@@ -120,7 +120,7 @@ class Folder:
             whole(path / "experiment.toml", experiment.toml().encode())
             return Folder(path)
         except OSError as error:
-            for name in ("environment.json", "rounds.jsonl", "partition.json"):
+            for name in ("experiment.toml", "environment.json", "rounds.jsonl", "partition.json"):
                 with contextlib.suppress(OSError):
                     (path / name).unlink(missing_ok=True)
             raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
@@ -198,11 +198,11 @@ def draft(path: Path, content: bytes) -> Path:
 def _tidy(folder: Path) -> None:
     """Takes away the drafts of processes that were killed."""
     for path in folder.glob(".*"):
-        if _drafted(path.name):
+        if _is_draft(path.name):
             path.unlink(missing_ok=True)
 
 
-def _drafted(name: str) -> bool:
+def _is_draft(name: str) -> bool:
     """Whether it is the name of a draft of a file of a run."""
     of, _, process = name[1:].rpartition(".")
     return name.startswith(".") and of in FILES and process.isdigit()
@@ -213,7 +213,7 @@ def require_new(path: Path | str) -> None:
     path = require_name(path)
     refuse(path)
     if path.is_dir():
-        others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _drafted(p.name))
+        others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
             raise ValueError(f"--out {path} is not empty: it holds {shown(other)}; name a new folder")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedveca.cohorts.faults import Inner
-from fedveca.cohorts.shelf import Unmoved
+from fedveca.cohorts.shelf import RowsError
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Course, begin, mark, restore, rows_of, store
@@ -145,7 +145,7 @@ def _go(
         built.algorithm, built.cohort, course.state, e.rounds, first=course.round, least=course.least,
         participation=e.participation, seed=e.seed, rollback=e.keep == "rollback",
     )
-    remembering = partial(writing, folder.path, Unmoved) if folder else contextlib.nullcontext
+    remembering = partial(writing, folder.path, RowsError) if folder else contextlib.nullcontext
     while True:
         start = time.perf_counter()
         try:

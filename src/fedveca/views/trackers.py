@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.files import read_inside
+from fedveca.runs.files import leads_out, read_inside
 from fedveca.runs.record import Run, whole, writing
 from fedveca.runs.sound import table
 from fedveca.views.sinks import MAKERS, Tracker, Values
@@ -158,12 +157,6 @@ def values(line: dict[str, Any], clients: int) -> Values:
                 each = many[name] = list(known.values())
                 numbers |= {f"{name}/min": min(each), f"{name}/mean": sum(each) / len(each), f"{name}/max": max(each)}
     return Values(line["round"] + 1, numbers, many)
-
-
-def leads_out(folder: Path, name: str) -> bool:
-    """Whether a folder of the run folder is a link to elsewhere, or holds one."""
-    home, links = os.path.realpath(folder), [p for p in (folder / name, *(folder / name).rglob("*")) if p.is_symlink()]
-    return any(not Path(os.path.realpath(link)).is_relative_to(home) for link in links)
 
 
 def _notes(folder: Path) -> dict[str, Any]:
