@@ -6,10 +6,12 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +104,81 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     """The system's own limit on the size of files stands in for a full disk where none can be mounted."""
     e = Experiment(**SMALL)
     run(e, tmp_path / "whole", device="cpu")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (tmp_path / "whole" / "rounds.jsonl").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limits[1]))
-    try:
-        with pytest.raises(CutOff, match="cannot be written: File too large; all up to its last checkpoint is whole"):
-            run(e, tmp_path / "run", device="cpu")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        files_of_at_most(size // 2),
+        pytest.raises(CutOff, match="cannot be written: File too large; all up to its last checkpoint is whole"),
+    ):
+        run(e, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == size // 2  # in the middle of a line
     assert 0 < len(Run.open(tmp_path / "run").rounds) < 8
     resume(tmp_path / "run", device="cpu")
     same(tmp_path / "whole", tmp_path / "run")
+
+
+MEMORY = SMALL | {"method": "scaffold", "memory_mb": 0, "clients": 100, "participation": 0.3, "partition": "iid"}
+
+
+def test_a_full_disk_while_clients_remember(disk: Path, tmp_path: Path, capsys: Capture) -> None:
+    """What clients remember is written in the middle of a round: the same sentence, and the same code."""
+    words = ["run", *(f"{key}={value}" for key, value in MEMORY.items()), "--device", "cpu", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    for size in (36, 44, 48, 52):  # kB: now the memory itself has no room, now the checkpoint after it
+        folder = disk / f"run{size}"
+        mount(f"size={size}k", disk)
+        assert main([*words, "--out", str(folder)]) == 1
+        assert capsys.readouterr().err == (
+            f"fedveca: {folder} cannot be written: No space left on device; all up to its last checkpoint is whole, "
+            f"and fedveca run --resume {folder} goes on from there\n"
+        )
+        mount("size=1m", disk)
+        assert main(["run", "--resume", str(folder), "--device", "cpu", "--quiet"]) == 0
+        capsys.readouterr()
+        same(tmp_path / "whole", folder)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_memory_that_may_not_grow(tmp_path: Path) -> None:
+    e, folder = Experiment(**MEMORY), tmp_path / "run"
+    run(e, tmp_path / "whole", device="cpu")
+    size = (tmp_path / "whole" / "memory.rows").stat().st_size
+    assert all(path.stat().st_size < size // 2 for path in (tmp_path / "whole").iterdir() if path.suffix != ".rows")
+    with (
+        files_of_at_most(size // 2),
+        pytest.raises(CutOff, match="cannot be written: File too large; all up to its last checkpoint is whole"),
+    ):
+        run(e, folder, device="cpu")
+    assert 0 < len(Run.open(folder).rounds) < 8
+    resume(folder, device="cpu")
+    same(tmp_path / "whole", folder)
+
+
+def test_a_memory_that_is_cut_short(tmp_path: Path) -> None:
+    """By someone else, while the run goes on: what cannot be read is reported as what cannot be written."""
+    folder = tmp_path / "run"
+    with pytest.raises(CutOff, match=r"the file of the clients' memory ends too early; all up to its last checkpoint"):
+        run(Experiment(**MEMORY), folder, device="cpu", watch=at(3, lambda: os.truncate(folder / "memory.rows", 9)))
+
+
+def test_a_disk_without_room_for_the_first_files(tmp_path: Path, capsys: Capture) -> None:
+    """Before its settings are written it is not a run: nothing stays behind."""
+    words = ["run", *(f"{key}={value}" for key, value in MEMORY.items()), "--device", "cpu", "--quiet", "--out"]
+    (tmp_path / "there").mkdir()
+    for folder, left in ((tmp_path / "run", {"there"}), (tmp_path / "there", {"there"})):
+        with files_of_at_most(1000):  # the partition of 100 clients has more
+            assert main([*words, str(folder)]) == 2
+        assert capsys.readouterr().err == f"fedveca: --out {folder} cannot be written: File too large\n"
+        assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == left
 
 
 def test_a_folder_that_is_gone(tmp_path: Path, programs: Zygote) -> None:

@@ -242,8 +242,14 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(scaffold: Run, tmp_
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=240)
     assert first.returncode == 130, said
-    assert said.rstrip().endswith("interrupted")
+    assert said.rstrip().endswith(f"to resume: fedveca deploy local --resume {out}")
     assert _left(out) == []
+    simulated = [sys.executable, "-m", "fedveca.cli", "run", "--resume", str(out)]
+    wrong = subprocess.run(simulated, check=False, stderr=subprocess.PIPE, text=True, timeout=240)
+    assert (wrong.returncode, wrong.stderr) == (
+        2, f"fedveca: {out} was made by fedveca deploy local, over Flower nodes; "
+        f"resume it with: fedveca deploy local --resume {out}\n",
+    )  # fmt: skip
     before = lines(out)
     assert before < 3
     again = subprocess.Popen([*command, "--resume", str(out), "--quiet"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ import pytest
 import torch
 
 from fedveca.cli import main
+from fedveca.cohorts.memory import Ledger
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import mark, restore, sealed
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import FORMER, LAST, Run
+from fedveca.runs.record import FORMER, LAST, Run, writing
 from fedveca.runs.run import resume, run
+from fedveca.runs.stop import FLOWER, LOCAL, CutOff, Stopped, how_to_resume
 from fedveca.tasks.data import load
 
 SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
@@ -192,3 +197,80 @@ def test_no_file_of_a_folder_leads_out_of_it(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{name} {said}"):
             resume(tmp_path / "run", rounds=9, device="cpu")
         (Path.rmdir if (tmp_path / "run" / name).is_dir() else Path.unlink)(tmp_path / "run" / name)
+
+
+def test_wherever_it_is_cut_off_its_partition_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is a run once it has its settings, and these come last; no draft stays."""
+    from test_kill import Cut, cut_before  # which imports this file
+
+    e = Experiment(**(SMALL | {"rounds": 1, "tau_0": 2}))
+    run(e, tmp_path / "whole", device="cpu")
+    for n in range(40):
+        folder = tmp_path / f"cut{n}"
+        undo = cut_before(n, monkeypatch)
+        try:
+            run(e, folder, device="cpu")
+            break
+        except Cut:
+            pass
+        finally:
+            undo()
+        if (folder / "experiment.toml").exists():
+            if not (folder / "summary.json").exists():
+                resume(folder, device="cpu")
+        else:
+            run(e, folder, device="cpu")
+        names = [sorted({path.name for path in at.iterdir()} - {".lock"}) for at in (tmp_path / "whole", folder)]
+        assert names[0] == names[1]
+        assert (folder / "partition.json").read_bytes() == (tmp_path / "whole" / "partition.json").read_bytes()
+    assert 10 < n < 39
+
+
+def test_a_run_over_nodes_says_how_it_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who started it stands in the folder; where it does not, the checkpoint shows that the clients are elsewhere."""
+    e = Experiment(**(SMALL | {"rounds": 3}))
+    for by, how in (
+        (LOCAL, f"fedveca deploy local --resume {tmp_path / 'run'}"),
+        (FLOWER, f"flwr run APP --run-config 'resume=\"{tmp_path / 'run'}\"'"),
+    ):
+        run(e, tmp_path / "run", device="cpu", data=load("digits"), cohort=Elsewhere(e), started_by=by)
+        (tmp_path / "run" / "summary.json").unlink()
+        for checkpoint in (True, False):
+            if not checkpoint:
+                for name in (LAST, FORMER):
+                    (tmp_path / "run" / name).unlink()
+            said = refused(tmp_path / "run", capsys)
+            assert said == (
+                f"fedveca: {tmp_path / 'run'} was made by {by}, over Flower nodes; resume it with: {how}\n"
+            )
+        assert how_to_resume(tmp_path / "run") == how
+        shutil.rmtree(tmp_path / "run")
+        again: dict[str, Any] = {"device": "cpu", "data": load("digits"), "cohort": Elsewhere(e), "started_by": by}
+        with pytest.raises(Stopped, match=f"all saved; to go on: {re.escape(how)}$"):
+            run(e, tmp_path / "run", stop=lambda: True, **again)
+        with pytest.raises(CutOff, match=f"is whole, and {re.escape(how)} goes on"), writing(tmp_path / "run"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        shutil.rmtree(tmp_path / "run")
+
+    run(e, tmp_path / "run", device="cpu", data=load("digits"), cohort=Elsewhere(e))
+    (tmp_path / "run" / "summary.json").unlink()
+    said = refused(tmp_path / "run", capsys)
+    assert f"{LAST} is of a run over Flower nodes; resume it with: fedveca deploy local --resume" in said
+    assert said.count(LAST) == 1
+    shutil.rmtree(tmp_path / "run")
+
+    run(e, tmp_path / "run", device="cpu")
+    assert "started_by" not in (tmp_path / "run" / "environment.json").read_text()
+    with pytest.raises(ValueError, match=f"run without Flower nodes; resume it with: fedveca run --resume {tmp_path}"):
+        resume(tmp_path / "run", rounds=4, device="cpu", data=load("digits"), cohort=Elsewhere(e))
+
+
+class Elsewhere:
+    """Clients as the server of a deployment knows them: what they remember is theirs."""
+
+    def __init__(self, e: Experiment) -> None:
+        self.clients = build(e).cohort
+        self.sizes, self.memory = self.clients.sizes, Ledger(e.clients)
+
+    def __call__(self, *words: Any) -> Any:
+        return self.clients(*words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class Memory:
         lists = [saved.get(name, torch.empty(0)) for name in ("ids", "at", "sums")]
         if saved.keys() != {"ids", "at", "sums", *wanted} or not widths:
             return False
-        if any(saved[name].numel() != 1 or int(saved[name]) != width for name, width in wanted.items()):
+        if any(_whole(saved[name]) != width for name, width in wanted.items()):
             return False
         if any(v.dtype != torch.int64 or v.shape != lists[0].shape or v.dim() != 1 for v in lists) or not len(lists[0]):
             return False
@@ -146,6 +146,8 @@ class Memory:
 class Ledger:
     """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
 
+    NAMES: ClassVar = {"rounds", "token"}  # of what is saved
+
     def __init__(self, clients: int) -> None:
         self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
         self.token = secrets.randbits(62)  # the same after the server was killed and resumed
@@ -155,6 +157,13 @@ class Ledger:
         return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
 
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
-        if saved.keys() != {"rounds", "token"} or saved["rounds"].shape != self.rounds.shape:
+        rounds, token = (saved.get(name, torch.empty(0)) for name in ("rounds", "token"))
+        fits = saved.keys() == self.NAMES and (rounds.dtype, rounds.shape) == (torch.int64, self.rounds.shape)
+        if not fits or not 0 <= _whole(token) < 2**62:
             raise Damaged("the checkpoint does not say what the clients remember")
-        self.rounds, self.token = saved["rounds"], int(saved["token"])
+        self.rounds, self.token = rounds, int(token)
+
+
+def _whole(v: Tensor) -> int:
+    """The one whole number of a tensor; -1 where it is something else."""
+    return int(v) if v.dtype == torch.int64 and v.numel() == 1 else -1

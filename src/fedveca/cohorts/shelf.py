@@ -7,6 +7,7 @@ and stays good whenever the process is killed.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import weakref
@@ -20,12 +21,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveca.runs.files import open_new, open_regular
+
 NOWHERE = -1
 PIECE_BYTES = 64 * 2**20  # handled at once
 
 
 class Damaged(ValueError):
     """What is on disk cannot be trusted."""
+
+
+class RowsError(OSError):
+    """A row that could not be written to the file, or read from it, while a run is under way."""
 
 
 class Shelf:
@@ -88,18 +95,18 @@ class Shelf:
         ids = saved["ids"]
         shelf.at[ids], shelf.sums[ids] = saved["at"], saved["sums"]
         try:
-            shelf._open(os.O_RDWR)
+            shelf._open(new=False)
             shelf.end = os.fstat(shelf._file).st_size // (4 * shelf.width)
             if int(saved["at"].max()) >= shelf.end:
-                raise EOFError("it ends too early")
+                raise OSError(errno.EIO, "it ends too early")
             for some in torch.split(ids, shelf.piece):
                 found = torch.tensor([zlib.crc32(row) for row in shelf.read(some).numpy()])
                 if not torch.equal(found, shelf.sums[some]):
                     raise Damaged(f"{path.name} is damaged: a row does not match its sum")
-        except (OSError, EOFError) as error:
+        except OSError as error:
             raise Damaged(f"{path.name} cannot be read: {error}") from error
-        free = torch.ones(shelf.end, dtype=torch.bool)
-        free[saved["at"]] = False
+        free = torch.ones(min(shelf.end, 8 * clients), dtype=torch.bool)  # five of each are enough; the rest is left
+        free[saved["at"][saved["at"] < len(free)]] = False
         shelf.left[-1] += torch.nonzero(free).flatten().tolist()  # the other checkpoint may point there
         return shelf
 
@@ -110,9 +117,9 @@ class Shelf:
         first, self.end = self.end, self.end + n - len(taken)
         return [*taken, *range(first, self.end)]
 
-    def _open(self, how: int) -> None:
+    def _open(self, new: bool) -> None:
         if self.path:
-            self._file = os.open(self.path, how, 0o644)
+            self._file = open_new(self.path) if new else open_regular(self.path, os.O_RDWR)
         else:
             self._file, name = tempfile.mkstemp(prefix="fedveca-")
             os.unlink(name)
@@ -120,14 +127,17 @@ class Shelf:
 
     def _all(self, move: Callable[[int, memoryview, int], int], rows: NDArray[np.float32], first: int) -> None:
         """Moves the rows from or to the places from `first` on, in as many calls as it takes."""
-        if self._file == NOWHERE:
-            self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        left, at = rows.data.cast("B"), 4 * self.width * first
-        while left:
-            done = move(self._file, left, at)
-            if done == 0:
-                raise EOFError("it ends too early")
-            left, at = left[done:], at + done
+        try:
+            if self._file == NOWHERE:
+                self._open(new=True)
+            left, at = rows.data.cast("B"), 4 * self.width * first
+            while left:
+                done = move(self._file, left, at)
+                if done == 0:
+                    raise OSError(errno.EIO, "the file of the clients' memory ends too early")
+                left, at = left[done:], at + done
+        except OSError as error:
+            raise RowsError(error.errno, error.strerror) from error
 
 
 def _runs(place: Tensor, most: int) -> Iterator[tuple[int, int, int]]:

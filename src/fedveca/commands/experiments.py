@@ -26,7 +26,7 @@ def add(command: Command) -> None:
     )
     again.add_argument("--seeds", type=int, default=10, metavar="N", help="independent repetitions (default 10)")
     again.add_argument(
-        "--out", type=Path, default=Path("reproduction"), metavar="DIR",
+        "--out", default="reproduction", metavar="DIR",
         help="folder of runs and results; what is finished there is not repeated (default reproduction)",
     )
     again.add_argument("--tasks", default="", metavar="T,T", help="some of svm-mnist,cnn-mnist,cnn-cifar10")
@@ -62,7 +62,7 @@ def _resume(args: argparse.Namespace) -> int:
     from fedveca.views.terminal import Screen
 
     settings = parse(args.words)
-    if args.out or set(settings) - {"rounds", "data_dir"}:
+    if args.out is not None or set(settings) - {"rounds", "data_dir"}:
         raise ValueError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
     experiment = replace(Run.open(args.resume).experiment, **settings)
     with Screen(args.quiet or args.json) as screen:
@@ -106,7 +106,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from fedveca.runs.record import refuse
+    from fedveca.runs.record import refuse, require_name
     from fedveca.runs.reproduce import TASKS, reproduce, studies
     from fedveca.runs.run import resolve
     from fedveca.views.terminal import Screen
@@ -115,6 +115,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
     wanted = studies(args.what, tasks)
     resolve(args.device)
+    args.out = require_name(args.out)
     refuse(args.out)
     with Screen(args.quiet or args.json) as screen:
         runs = reproduce(

@@ -18,7 +18,7 @@ def takes_experiment(sub: argparse.ArgumentParser) -> None:
 
 def takes_run(sub: argparse.ArgumentParser) -> None:
     takes_experiment(sub)
-    sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
+    sub.add_argument("--out", metavar="DIR", help="folder to write (default: a new one under runs/)")
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     says(sub)
 
@@ -37,10 +37,12 @@ def experiment_of(words: list[str]) -> tuple[str, Any]:
     return Path(named).stem, Experiment(**(preset(named) | parse(settings)))
 
 
-def out_of(given: Path | None, name: str) -> Path:
+def out_of(given: Path | str | None, name: str) -> Path:
     """The named folder, or the first free one under runs/."""
-    if given:
-        return given
+    if given is not None:
+        from fedveca.runs.record import require_name
+
+        return require_name(given)
     base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
 

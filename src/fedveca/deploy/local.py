@@ -16,7 +16,9 @@ from fedveca.deploy.serve import deployable
 from fedveca.deploy.superlink import Failed
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import Run, refuse
+from fedveca.runs.files import leads_out
+from fedveca.runs.record import Run, require_new
+from fedveca.runs.stop import LOCAL, Stopped, how_to_resume
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -28,16 +30,25 @@ def local(
     needs_flower()
     deployable(e)
     if not again:
-        refuse(out)
+        require_new(out)
+    if leads_out(out, "deployment"):
+        raise ValueError(f"{out / 'deployment'} is a link to elsewhere, or holds one; it is not written")
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
-    with Federation(out / "deployment", e.clients) as federation:
-        write_app(federation.folder / "app", e)
-        federation.pin(federation.folder / "app")
-        say(f"a SuperLink behind {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
-        say(f"their logs: {federation.folder}")
-        where = json.dumps(str(out.absolute()))
-        federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])
-        follow(federation, out, watch)
+    try:
+        with Federation(out / "deployment", e.clients) as federation:
+            write_app(federation.folder / "app", e)
+            federation.pin(federation.folder / "app")
+            say(f"a SuperLink behind {HOST}:{federation.port} and {e.clients} SuperNodes, with TLS and node keys")
+            say(f"their logs: {federation.folder}")
+            where = json.dumps(str(out.absolute()))
+            federation.submit([f"resume={where}" if again else f"out={where}", f"rounds={e.rounds}"])
+            follow(federation, out, watch)
+    except KeyboardInterrupt as error:
+        if not (out / "experiment.toml").exists():
+            raise  # there is nothing to resume yet
+        raise Stopped(
+            f"interrupted; all up to its last checkpoint is whole; to resume: {how_to_resume(out, LOCAL)}"
+        ) from error
     return Run.open(out)
 
 
@@ -65,7 +76,7 @@ def follow(federation: Federation, out: Path, watch: Watch | None = None) -> Non
         if now.get("ended"):
             return
         if now and not alive(now["pid"]):
-            raise Failed(f"the server app was killed; go on with --resume {out}")
+            raise Failed(f"the server app was killed; to resume: {how_to_resume(out, LOCAL)}")
         if not now and time.monotonic() > until:
             raise Failed(f"the server app did not start; see {federation.folder / 'superlink.log'}")
         federation.check()

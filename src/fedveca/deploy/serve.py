@@ -34,6 +34,7 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
         from fedveca.runs.experiment import FIELDS, Experiment
         from fedveca.runs.record import Run
         from fedveca.runs.run import resume, run
+        from fedveca.runs.stop import FLOWER, LOCAL
 
         words = dict(context.run_config)
         settings = {key: value for key, value in words.items() if key in FIELDS}
@@ -46,7 +47,8 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
             rounds = max(settings.get("rounds", 0), e.rounds)
             return resume(former, rounds=rounds, watch=watch, data=test, cohort=cohort)
         out = Path(str(words.get("out", "")) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower")
-        return run(e, out, watch=watch, data=test, cohort=cohort)
+        by = LOCAL if STATE in os.environ else FLOWER
+        return run(e, out, watch=watch, data=test, cohort=cohort, started_by=by)
 
 
 def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:

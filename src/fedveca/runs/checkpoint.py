@@ -15,16 +15,18 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
-from fedveca.cohorts.memory import Kept
+from fedveca.algorithms.control import TAU_MIN
+from fedveca.cohorts.memory import Kept, Ledger
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import Experiment, shown
-from fedveca.runs.record import FORMER, LAST, draft, writing
+from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, shown
+from fedveca.runs.files import SECOND_NAME, read_inside
+from fedveca.runs.record import FORMER, LAST, ROWS, draft, writing
 from fedveca.runs.sound import inside
+from fedveca.runs.stop import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.tasks.own import OWN
 
 FORMAT = "2"
 BLANK = b"0" * 64
-ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
 
 
 class Course(NamedTuple):
@@ -74,21 +76,37 @@ def store(folder: Path, course: Course, memory: Kept, belongs: str) -> None:
 
 def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, str]:
     """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
-    said = []
+    said: list[str] = []
+    memory, beside, most = built.cohort.memory, rows_of(folder), _bound_bytes(built)
     for name in (LAST, FORMER):
         try:
-            named = _read(inside(folder, name), belongs)
+            named = _read(folder, name, most, belongs)
             rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
             course = _course(named, built, device)
-            beside = inside(folder, ROWS) if (folder / ROWS).exists() else folder / ROWS
-            built.cohort.memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
+            if (rows.keys() == Ledger.NAMES) != isinstance(memory, Ledger):
+                raise Unfit(_explain_other(folder, memory))
+            memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
             raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
         except (OSError, ValueError) as error:
             said.append(str(error))
         else:
             return course, f"{'; '.join(said)}; went on from {name}" if said else ""
-    raise ValueError(f"{folder} cannot be resumed: {'; '.join(said)}")
+    raise ValueError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(said))}")
+
+
+def rows_of(folder: Path) -> Path:
+    """The file of the clients' memory, there or not; ValueError where it is not the folder's alone."""
+    path = folder / ROWS
+    if not os.path.lexists(path):
+        return path
+    try:
+        path = inside(folder, ROWS).resolve()
+        if path.stat().st_nlink > 1:
+            raise ValueError(f"{ROWS} {SECOND_NAME}; resume a copy of the folder")
+    except ValueError as error:
+        raise ValueError(f"{folder} cannot be resumed: {error}") from error
+    return path
 
 
 class Unfit(ValueError):
@@ -101,15 +119,28 @@ def sealed(named: Named, belongs: str, form: str = FORMAT) -> bytes:
     return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
 
 
-def _read(path: Path, belongs: str) -> Named:
-    content = path.read_bytes()
+def _bound_bytes(built: Built) -> int:
+    """Bytes of this run's largest checkpoint: state, kept model, three numbers of each client, and its header."""
+    parts: list[Tensor] = [*built.state._asdict().values(), built.state.w]
+    return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
+
+
+def _explain_other(folder: Path, memory: Kept) -> str:
+    if isinstance(memory, Ledger):
+        return f"is of a run without Flower nodes; resume it with: {how_to_resume(folder, RUN)}"
+    local, server = how_to_resume(folder, LOCAL), how_to_resume(folder, FLOWER)
+    return f"is of a run over Flower nodes; resume it with: {local}, or where a Flower server made it: {server}"
+
+
+def _read(folder: Path, name: str, most: int, belongs: str) -> Named:
+    content = read_inside(folder, name, most)
     try:
         header = _header(content)
         if hashlib.sha256(content.replace(header["sum"].encode(), BLANK, 1)).hexdigest() != header["sum"]:
             raise ValueError("its content does not match its sum")
         named: Named = load(content)
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path.name} is damaged") from error
+        raise ValueError(f"{name} is damaged") from error
     if header.get("format") != FORMAT:
         raise Unfit(f"has the format of another version of fedveca ({header.get('format')!r:.40})")
     if header.get("mark") != belongs:
@@ -138,7 +169,24 @@ def _course(named: Named, built: Built, device: str) -> Course:
     done, kept_round, kept_loss, least = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
+    for name in ("state.w", "kept"):
+        if not bool(torch.isfinite(named[name]).all()):
+            raise Unfit(f"does not fit this run: {name} is not finite")
+    low, high = _bound_steps(built)
+    for tau in (int(named["state.tau"].min()), int(named["state.tau"].max())):
+        if not low <= tau <= high:
+            raise Unfit(f"does not fit this run: tau of a client is {tau}; allowed: [{low}, {high}]")
     return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
+
+
+def _bound_steps(built: Built) -> tuple[int, int]:
+    """The least and most local steps that a client of this run can have for its next round."""
+    e = built.experiment
+    if e.method.startswith(OWN):
+        return 0, LARGEST  # a custom method's own business
+    if e.method in ADAPTIVE:
+        return 1, max(e.tau_0, e.tau_max, TAU_MIN)
+    return 1, LARGEST if e.tau_all else e.tau_0  # with tau_all, all of them are compared with the run's own
 
 
 def _form(v: Tensor) -> tuple[torch.dtype, torch.Size]:

@@ -19,7 +19,11 @@ class InUse(ValueError):
 
 @contextlib.contextmanager
 def held(folder: Path, made: bool = False) -> Iterator[None]:
-    """The folder is this process's alone meanwhile; `made`: it is made first. ValueError where that cannot be."""
+    """The folder is this process's alone meanwhile; `made`: it is made first, and removed if that fails.
+
+    ValueError where that cannot be.
+    """
+    new = made and not folder.exists()
     try:
         if made:
             folder.mkdir(parents=True, exist_ok=True)
@@ -28,11 +32,14 @@ def held(folder: Path, made: bool = False) -> Iterator[None]:
         raise ValueError(f"{'--out ' * made}{folder} cannot be written: {error.strerror or error}") from error
     try:
         yield
+        new = False
     finally:
         try:
             if _same(handle, folder / NAME):
                 with contextlib.suppress(OSError):
                     (folder / NAME).unlink()
+                    if new:
+                        folder.rmdir()  # only where nothing is in it
         finally:
             os.close(handle)
 
@@ -43,9 +50,11 @@ def _take(folder: Path) -> int:
         try:
             _lock(handle)
             if _same(handle, folder / NAME):  # else its holder has just taken it away
-                os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
-                return handle
+                if os.fstat(handle).st_nlink == 1:
+                    os.ftruncate(handle, 0)
+                    os.write(handle, str(os.getpid()).encode())
+                    return handle
+                (folder / NAME).unlink()  # the second name of another file, which is not written
         except (BlockingIOError, PermissionError) as error:
             os.lseek(handle, 0, os.SEEK_SET)
             number = os.read(handle, 20).decode(errors="replace")

@@ -18,12 +18,24 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveca.runs.experiment import Experiment, read, shown
-from fedveca.runs.sound import inside, sound, table
-from fedveca.runs.stop import CutOff, how_to_resume
+from fedveca.runs.files import open_regular, read_inside, read_lines
+from fedveca.runs.sound import sound, table
+from fedveca.runs.stop import RUN, STARTED_BY, CutOff, how_to_resume
 from fedveca.version import __version__
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
-FILES = ("experiment.toml", "environment.json", "rounds.jsonl", LAST, FORMER, "model.safetensors", "summary.json")
+ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
+FILES = (
+    "experiment.toml", "environment.json", "partition.json", "rounds.jsonl", LAST, FORMER, "model.safetensors",
+    "summary.json", "trackers.json",
+)  # fmt: skip
+BEFORE = (".lock", "environment.json", "partition.json", "rounds.jsonl", "deployment")  # comes before the settings
+FILE_BYTES = 2**24  # the most of a file that does not grow with the run
+
+
+def line_bytes(clients: int) -> int:
+    """The most of one line of rounds.jsonl: lists over the clients, with room for what a custom method records."""
+    return min(2**20 + 2**12 * clients, 2**28)  # the number of clients is read from the folder too
 
 
 @dataclass(frozen=True)
@@ -41,16 +53,21 @@ class Run:
         """Reads a run folder; ValueError with one sentence if it is none."""
         folder = Path(folder)
         try:
-            experiment = Experiment(**read(inside(folder, "experiment.toml").read_text("utf-8"), "experiment.toml"))
-            lines = inside(folder, "rounds.jsonl").read_text("utf-8").split("\n")[:-1]  # a torn last line is not a line
-            closing = (folder / "summary.json").exists() and inside(folder, "summary.json").read_text("utf-8")
-            summary = table(closing, "summary.json") if closing is not False else {}
-            rounds = [table(line, f"line {k + 1} of rounds.jsonl") for k, line in enumerate(lines)]
-            sound(rounds, summary)
+            settings = read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8")
+            experiment = Experiment(**read(settings, "experiment.toml"))
+            closing = (folder / "summary.json").exists() and read_inside(folder, "summary.json", FILE_BYTES)
+            summary = table(closing.decode("utf-8"), "summary.json") if closing is not False else {}
+            sound([], summary)
+            rounds: list[dict[str, Any]] = []
+            for k, line in enumerate(read_lines(folder, "rounds.jsonl", line_bytes(experiment.clients))):
+                rounds.append(table(line, f"line {k + 1} of rounds.jsonl"))
+                sound(rounds[k:], {}, k)  # at once: what is not sound is not read to its end
             return Run(experiment, rounds, summary, folder=folder)
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(f"{shown(str(folder), 400)} is not a run folder: {why}") from error
+        except MemoryError as error:
+            raise ValueError(f"{shown(str(folder), 400)} cannot be opened: it does not fit in memory") from error
 
     @property
     def metric(self) -> str:
@@ -80,39 +97,49 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rounds = open(path / "rounds.jsonl", "ab", buffering=0)  # noqa: SIM115
+        lines = open_regular(path / "rounds.jsonl", os.O_WRONLY | os.O_APPEND)
+        self._rounds = os.fdopen(lines, "ab", buffering=0)
 
     @staticmethod
-    def make(path: Path, experiment: Experiment, device: str) -> Folder:
-        """A new folder with the environment and the settings; with these it is a run."""
-        refuse(path)
+    def make(
+        path: Path, experiment: Experiment, device: str, counts: Tensor | None = None, started_by: str = RUN
+    ) -> Folder:
+        """A new folder with environment, partition and, last, the settings; with these it is a run.
+
+        `counts` are the rows of each label [N, C] by client; of very many clients, evenly spaced ones are written.
+        """
+        require_new(path)
+        about = environment(device) | ({STARTED_BY: started_by} if started_by != RUN else {})
         try:
             path.mkdir(parents=True, exist_ok=True)
             _tidy(path)
-            whole(path / "environment.json", _json(environment(device), indent=2))
+            whole(path / "environment.json", _json(about, indent=2))
             whole(path / "rounds.jsonl", b"")
+            if counts is not None:
+                whole(path / "partition.json", _partition(counts))
             whole(path / "experiment.toml", experiment.toml().encode())
             return Folder(path)
         except OSError as error:
+            for name in ("experiment.toml", "environment.json", "rounds.jsonl", "partition.json"):
+                with contextlib.suppress(OSError):
+                    (path / name).unlink(missing_ok=True)
             raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
     def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> Folder:
         """A folder to go on with, cut back to the rounds of its checkpoint."""
         try:
+            content = b"".join(_json(line) + b"\n" for line in lines)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
+        try:
             _tidy(path)
             (path / "summary.json").unlink(missing_ok=True)
             whole(path / "experiment.toml", experiment.toml().encode())
-            whole(path / "rounds.jsonl", b"".join(_json(line) + b"\n" for line in lines))
+            whole(path / "rounds.jsonl", content)
             return Folder(path)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
-
-    def partition(self, counts: Tensor, most: int = 200) -> None:
-        """Rows of each label [N, C] by client; of very many clients, evenly spaced ones."""
-        pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
-        told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
-        whole(self.path / "partition.json", _json({name: plain(value) for name, value in told.items()}))
 
     def round(self, line: dict[str, Any]) -> None:
         left = _json(line) + b"\n"
@@ -134,11 +161,11 @@ class Folder:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """CutOff, with what to do, where the folder of a run under way cannot be written."""
+def writing(folder: Path, what: type[OSError] = OSError) -> Iterator[None]:
+    """CutOff, with what to do, where the folder of a run under way cannot be written; `what` says so."""
     try:
         yield
-    except OSError as error:
+    except what as error:
         if not folder.is_dir():
             raise CutOff(f"{folder} is gone: it was deleted or moved while the run went on") from error
         raise CutOff(
@@ -171,9 +198,38 @@ def draft(path: Path, content: bytes) -> Path:
 def _tidy(folder: Path) -> None:
     """Takes away the drafts of processes that were killed."""
     for path in folder.glob(".*"):
-        name, _, process = path.name[1:].rpartition(".")
-        if name in FILES and process.isdigit():
+        if _is_draft(path.name):
             path.unlink(missing_ok=True)
+
+
+def _is_draft(name: str) -> bool:
+    """Whether it is the name of a draft of a file of a run."""
+    of, _, process = name[1:].rpartition(".")
+    return name.startswith(".") and of in FILES and process.isdigit()
+
+
+def require_new(path: Path | str) -> None:
+    """ValueError where a new run folder cannot be made: also for a folder that holds anything else."""
+    path = require_name(path)
+    refuse(path)
+    if path.is_dir():
+        others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
+        if other := next(others, ""):
+            raise ValueError(f"--out {path} is not empty: it holds {shown(other)}; name a new folder")
+
+
+def require_name(path: Path | str) -> Path:
+    """ValueError for the empty text, which would be the working folder."""
+    if not str(path):
+        raise ValueError("--out '' does not name a folder; name one, such as runs/first")
+    return Path(path)
+
+
+def require_files(folder: Path) -> None:
+    """ValueError where a folder stands in the place of a file that a run writes."""
+    for name in (*FILES, ROWS):
+        if (folder / name).is_dir():
+            raise ValueError(f"{folder} cannot be resumed: {name} is no file")
 
 
 def refuse(path: Path) -> None:
@@ -199,6 +255,12 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
     }
+
+
+def _partition(counts: Tensor, most: int = 200) -> bytes:
+    pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
+    told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
+    return _json({name: plain(value) for name, value in told.items()})
 
 
 def plain(value: Any) -> Any:

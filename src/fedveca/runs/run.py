@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,15 +15,16 @@ import torch
 from torch import Tensor
 
 from fedveca.cohorts.faults import Inner
+from fedveca.cohorts.shelf import RowsError
 from fedveca.cohorts.team import Team
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import ROWS, Course, begin, mark, restore, store
+from fedveca.runs.checkpoint import Course, begin, mark, restore, rows_of, store
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
 from fedveca.runs.given import Own
 from fedveca.runs.lock import held
-from fedveca.runs.record import FORMER, LAST, Folder, Run, plain, refuse, summary_of
-from fedveca.runs.stop import Asked, Stopped, asked, how_to_resume
+from fedveca.runs.record import FORMER, LAST, ROWS, Folder, Run, plain, require_files, require_new, summary_of, writing
+from fedveca.runs.stop import RUN, Asked, Stopped, asked, find_starter, how_to_resume
 from fedveca.tasks.data import prepare
 from fedveca.tasks.fetch import silent
 from fedveca.tasks.partition import label_counts
@@ -40,13 +43,14 @@ def run(
     say: Callable[[str], None] | None = silent,
     stop: Asked | None = None,
     cohort: Inner | None = None,
+    started_by: str = RUN,
     **own: Unpack[Own],
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
 
     With a folder, Ctrl-C, SIGTERM or a `stop()` that is true ends it after the round: all saved, then Stopped.
     `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`. `cohort` is the
-    clients, where they are not in this process.
+    clients, where they are not in this process, and `started_by` then says in the folder who can resume it.
 
     Examples:
         >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
@@ -54,14 +58,16 @@ def run(
     """
     device = resolve(device)
     if out is not None:
-        refuse(Path(out))
+        require_new(out)
     built = build(experiment, device, say=say, cohort=cohort, **own)
     experiment, course = built.experiment, begin(built)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
-    with held(Path(out), made=True), Folder.make(Path(out), experiment, device) as folder, asked(stop) as ending:
-        if len(built.shares.rows):  # where the rows are the clients' own, who knows
-            folder.partition(mix(built))
+    out, counts = Path(out), mix(built) if len(built.shares.rows) else None  # rows of the clients' own are not known
+    with (
+        held(out, made=True), Folder.make(out, experiment, device, counts, started_by) as folder,
+        asked(stop) as ending,
+    ):  # fmt: skip
         built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch, ending)
 
@@ -86,6 +92,9 @@ def resume(
     Run.open(out)
     with held(out):
         former = Run.open(out)
+        require_files(out)
+        if cohort is None and (by := find_starter(out)) != RUN:
+            raise ValueError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
         built = build(e, device, cohort=cohort, **own)
@@ -101,7 +110,7 @@ def resume(
 def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> tuple[Course, str]:
     """Where the run in a folder stopped; ValueError where it cannot go on to what is asked."""
     if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
-        built.cohort.memory.home = out / ROWS
+        built.cohort.memory.home = rows_of(out)
         return begin(built), f"{out} has no checkpoint yet: it begins again at round 1"
     course, said = restore(out, built, mark(e, built), device)
     if course.round > len(former.rounds):
@@ -136,15 +145,18 @@ def _go(
         built.algorithm, built.cohort, course.state, e.rounds, first=course.round, least=course.least,
         participation=e.participation, seed=e.seed, rollback=e.keep == "rollback",
     )
+    remembering = partial(writing, folder.path, RowsError) if folder else contextlib.nullcontext
     while True:
         start = time.perf_counter()
         try:
-            state, trace = next(rounds)
-        except StopIteration:
-            break
+            with remembering():
+                after = next(rounds, None)
         except Diverged as error:
             stopped = str(error)
             break
+        if after is None:
+            break
+        state, trace = after
         line = {name: plain(value) for name, value in trace.items() if name != "least"}
         course = judged(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
         line["seconds"] = round(time.perf_counter() - start, 6)
@@ -165,7 +177,8 @@ def _go(
             raise Stopped(f"stopped after round {course.round} of {e.rounds}, all saved; to go on: {how}")
     w, kept, kept_round = course.state.w, course.kept, course.kept_round
     if e.keep == "best":
-        F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
+        with remembering():
+            F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
     if e.keep != "best" or course.kept_loss >= F:
         kept, kept_round = w, course.round
     summary = summary_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,12 +17,12 @@ LARGEST = sys.float_info.max
 def inside(folder: Path, name: str) -> Path:
     """A file of the folder; ValueError for what is no file, or a link that leads out of it."""
     path = folder / name
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{name} is no file")
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(f"{name} is a link that leads out of it")  # also where nothing is there yet
     if not path.exists():
         raise ValueError(f"{name} is missing")
-    if not path.is_file():
-        raise ValueError(f"{name} is no file")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{name} is a link that leads out of it")
     return path
 
 
@@ -37,9 +38,9 @@ def table(text: str, where: str) -> dict[str, Any]:
     return out
 
 
-def sound(rounds: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """ValueError where a known name has a value that no run writes."""
-    for k, line in enumerate(rounds):
+def sound(rounds: list[dict[str, Any]], summary: dict[str, Any], first: int = 0) -> None:
+    """ValueError where a known name has a value that no run writes; the rounds are those from `first` on."""
+    for k, line in enumerate(rounds, first):
         wrong = [name for name in WHOLE if name in line and not _each(line[name], _whole)]
         wrong += [name for name in LISTS if name in line and not _each(line[name], _number)]
         wrong += [name for name in NUMBERS if name in line and not _number(line[name])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -10,6 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+
+from fedveca.runs.files import read_inside
+from fedveca.runs.sound import table
 
 Asked = Callable[[], bool]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -24,8 +28,26 @@ class CutOff(OSError):
     """A run folder that can no longer be written; what it holds is whole."""
 
 
-def how_to_resume(folder: Path) -> str:
-    return f"fedveca run --resume {shlex.quote(str(folder))}"
+RUN, LOCAL, FLOWER = "fedveca run", "fedveca deploy local", "a Flower server"
+STARTED_BY = "started_by"  # in environment.json, where it was not `fedveca run`
+
+
+def find_starter(folder: Path) -> str:
+    """Who started the run in a folder, and so resumes it."""
+    with contextlib.suppress(OSError, ValueError):
+        told = table(read_inside(folder, "environment.json", 2**20).decode("utf-8"), "environment.json")
+        if told.get(STARTED_BY) in (LOCAL, FLOWER):
+            return str(told[STARTED_BY])
+    return RUN
+
+
+def how_to_resume(folder: Path, by: str = "") -> str:
+    """The command that resumes the run in a folder."""
+    by = by or find_starter(folder)
+    if by == FLOWER:
+        setting = f"resume={json.dumps(str(folder.absolute()))}"
+        return f"flwr run APP --run-config {shlex.quote(setting)}"
+    return f"{by} --resume {shlex.quote(str(folder))}"
 
 
 def asked(stop: Asked | None) -> contextlib.AbstractContextManager[Asked]:

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import Run, whole
+from fedveca.runs.files import leads_out, read_inside
+from fedveca.runs.record import Run, whole, writing
+from fedveca.runs.sound import table
 from fedveca.views.sinks import MAKERS, Tracker, Values
 
 CLIENTS = 20  # up to so many, each client's numbers have a name of their own
@@ -61,7 +63,7 @@ class Tracking:
             said = f"track={e.track} needs a run folder; the run goes on without it"
             warnings.warn(TrackerFailed(said), stacklevel=4)
             return
-        notes = _notes(folder / NOTES)
+        notes = _notes(folder)
         past = [values(line, e.clients) for line in former]
         for name in names(e.track):
             note = notes.get(name, {})
@@ -70,6 +72,8 @@ class Tracking:
 
     def _open(self, name: str, note: dict[str, Any], past: list[Values]) -> None:
         assert self.folder
+        if leads_out(self.folder, name):
+            raise ValueError(f"{name} is a link that leads out of the run folder, or holds one")
         tracker = MAKERS[name](self.e, self.folder, str(note.get("key", "")))
         self.trackers[name] = tracker
         self.sent[name] = note["sent"] if type(note.get("sent")) is int else 0
@@ -127,7 +131,8 @@ class Tracking:
     def _note(self) -> None:
         if self.folder and self.trackers:
             notes = {name: {"key": t.key, "sent": self.sent[name]} for name, t in self.trackers.items()}
-            whole(self.folder / NOTES, json.dumps(_notes(self.folder / NOTES) | notes, indent=2).encode())
+            with writing(self.folder):
+                whole(self.folder / NOTES, json.dumps(_notes(self.folder) | notes, indent=2).encode())
 
 
 def names(track: str) -> list[str]:
@@ -154,12 +159,12 @@ def values(line: dict[str, Any], clients: int) -> Values:
     return Values(line["round"] + 1, numbers, many)
 
 
-def _notes(path: Path) -> dict[str, Any]:
+def _notes(folder: Path) -> dict[str, Any]:
     """What is noted of former trackers; nothing where the file cannot be read."""
     try:
-        told = json.loads(path.read_text("utf-8"))
+        told = table(read_inside(folder, NOTES, 2**20).decode("utf-8"), NOTES)
         return {name: note for name, note in told.items() if isinstance(note, dict)}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return {}
 
 

@@ -1,0 +1,61 @@
+"""Files of a folder that someone else may have made: no link, pipe or device is opened, no size is trusted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedveca.runs.sound import inside
+
+SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+SECOND_NAME = "has a second name (a hard link)"
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; OSError for anything else, and where it is written, for one with two names."""
+    handle = os.open(path, flags | SAFE, 0o644)
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, f"{path.name} is not a file")
+        if flags & (os.O_WRONLY | os.O_RDWR) and about.st_nlink > 1:
+            raise OSError(errno.EMLINK, f"{path.name} {SECOND_NAME}")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def open_new(path: Path) -> int:
+    """A descriptor of a new file, to read and write; a file or link that stands in its place is removed, unread."""
+    path.unlink(missing_ok=True)
+    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
+def read_inside(folder: Path, name: str, most: int) -> bytes:
+    """A file of the folder; ValueError where it is none, leads out, or has more bytes than `most`."""
+    with os.fdopen(open_regular(inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
+        content = file.read(most + 1) if (size := os.fstat(file.fileno()).st_size) <= most else b""
+    if max(size, len(content)) > most:
+        raise ValueError(f"{name} is too large: {size} bytes, at most {most} are allowed")
+    return content
+
+
+def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
+    """The lines of a file of the folder, one by one; a torn last line is not a line."""
+    with os.fdopen(open_regular(inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
+        k = 0
+        while (line := file.readline(most + 1)).endswith(b"\n"):
+            yield line.decode("utf-8")
+            k += 1
+        if len(line) > most:
+            raise ValueError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
+
+
+def leads_out(folder: Path, name: str) -> bool:
+    """Whether a folder of the run folder is a link to elsewhere, or holds one."""
+    home, links = os.path.realpath(folder), [p for p in (folder / name, *(folder / name).rglob("*")) if p.is_symlink()]
+    return any(not Path(os.path.realpath(link)).is_relative_to(home) for link in links)
