@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.runs.build import build, method, steps
+from fedveca.runs.build import MOST_STEPS, build, method, steps
 from fedveca.runs.experiment import (
     FIELDS,
     LARGEST_FLOAT,
@@ -222,6 +222,27 @@ def test_fair_share_by_hand() -> None:
     assert steps(dataclasses.replace(e, tau_all=100), sizes).tolist() == [1, 2, 5, 1]
     assert steps(dataclasses.replace(e, tau_all=0, tau_0=7), sizes).tolist() == [7, 7, 7, 7]
     assert steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
+
+
+def test_a_share_that_is_too_large_is_rejected() -> None:
+    sizes = torch.tensor([5, 30, 60, 6])
+    e = Experiment(method="fedavg", rounds=10, tau_all=2**31 - 1)
+    said = r"^tau_all=2147483647 gives a client 127573285 local steps per round; at most 100000000: "
+    with pytest.raises(ValueError, match=said) as caught:
+        steps(e, sizes)
+    most = int(str(caught.value).split()[-3])
+    assert int(steps(dataclasses.replace(e, tau_all=most), sizes).max()) <= MOST_STEPS
+
+
+def test_a_method_whose_repr_has_lines_has_a_name_of_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Lines(FedAvg):
+        more: Any = dataclasses.field(default_factory=lambda: torch.zeros(2, 2))
+
+    assert "\n" in repr(Lines(0.1))
+    name = build(Experiment(model="svm"), method=Lines(0.1)).experiment.method
+    assert name.startswith("own:")
+    assert name.endswith("Lines(lr=0.1, more=tensor([[0., 0.],         [0., 0.]]))")
 
 
 def test_fair_share_of_mnist_case_3() -> None:
