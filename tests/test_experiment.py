@@ -15,8 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.runs.build import build, method, steps
-from fedveca.runs.experiment import FIELDS, METHODS, TYPES, Experiment, parse, preset, presets, range_of, read
+from fedveca.runs.build import MOST_STEPS, build, method, steps
+from fedveca.runs.experiment import (
+    FIELDS,
+    LARGEST_FLOAT,
+    METHODS,
+    TYPES,
+    Experiment,
+    parse,
+    preset,
+    presets,
+    range_of,
+    read,
+)
+
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
 def in_range(key: str) -> st.SearchStrategy[Any]:
@@ -32,8 +45,8 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
         return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
     if TYPES[key] is float:
         ends = {"exclude_min": m["open"], "exclude_max": m["open"] and m["high"] < math.inf}
-        return st.floats(m["low"], m["high"], allow_infinity=False, **ends)
-    return st.text()
+        return st.floats(m["low"], min(m["high"], LARGEST_FLOAT), allow_infinity=False, **ends)
+    return st.text() if key == "data_dir" else NAMES
 
 
 @given(st.fixed_dictionaries({key: in_range(key) for key in FIELDS}))
@@ -43,9 +56,9 @@ def test_toml_brings_back_every_setting(values: dict[str, Any]) -> None:
     assert tomllib.loads(experiment.toml()) == dataclasses.asdict(experiment)
 
 
-@given(st.text(), st.text())
-def test_odd_strings_survive_toml(module: str, folder: str) -> None:
-    experiment = Experiment(model=f"{module}:f", data_dir=folder)
+@given(NAMES, NAMES, st.text())
+def test_odd_strings_survive_toml(data: str, method: str, folder: str) -> None:
+    experiment = Experiment(data=f"own:{data}", method=f"own:{method}", data_dir=folder)
     assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
@@ -72,7 +85,11 @@ def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
         ("lr=fast", "lr=fast is not a number; allowed: > 0"),
         ("roundz=3", "roundz is not a setting; did you mean rounds?"),
         ("qqqqqq=3", "qqqqqq is not a setting; `fedveca list` shows all"),
-        ("=3", " is not a setting; `fedveca list` shows all"),
+        ("=3", "'' is not a setting; `fedveca list` shows all"),
+        ("=", "'' is not a setting; `fedveca list` shows all"),
+        (" =3", "' ' is not a setting; `fedveca list` shows all"),
+        ("rounds =3", "'rounds ' is not a setting; did you mean rounds?"),
+        ("\n=3", "'\\n' is not a setting; `fedveca list` shows all"),
         ("Rounds=3", "Rounds is not a setting; did you mean rounds?"),
         ("rounds", "'rounds' is not key=value"),
     ],
@@ -113,6 +130,24 @@ def test_words_refused(word: str, said: str) -> None:
         ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
         ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
         ("method", "", "method= is not known; allowed: fedveca | fedavg | fedprox | fednova | scaffold | centralised"),
+        ("data", "own:a\nb", "data='own:a\\nb' holds a control character or the end of a line; allowed: digits | "),
+        ("method", "own:\x1b[2J", "method='own:\\x1b[2J' holds a control character"),
+        ("partition", "own:\u2028", "partition='own:\\u2028' holds a control character"),
+        ("metric", "own:\r", "metric='own:\\r' holds a control character"),
+        ("loss", "own:\0", "loss='own:\\x00' holds a control character"),
+        ("track", "wandb\n", "track='wandb\\n' holds a control character or the end of a line; allowed: some of "),
+        ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
+        ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
+        ("model", "a\nb:f", "model='a\\nb:f' holds a control character or the end of a line"),
+        ("model", 'a"b:f', 'model=a"b:f is not known; it is svm, cnn, mlp or package.module:factory'),
+        ("model", "a;b:f", "model=a;b:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        ("model", ":f", "model=:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        ("lr", 1e308, "lr=1e+308 is out of range; at most 1e+38"),
+        ("concentration", 1e308, "concentration=1e+308 is out of range; at most 1e+38"),
+        ("dp_noise", 1e308, "dp_noise=1e+308 is out of range; at most 1e+38"),
+        ("dp_noise", 1e-300, "dp_noise=1e-300 is out of range; allowed: 0 or >= 1e-30"),
+        ("faults", "scale:0.5:1e308", "faults=scale:0.5:1e308: a factor is a number in [-1e+38, 1e+38], not 1e308"),
+        ("faults", "scale:0.5:nan", "faults=scale:0.5:nan: a factor is a finite number, not nan"),
         ("model", "nn", "model=nn is not known (did you mean cnn?); it is svm, cnn, mlp or package.module:factory"),
     ],
 )
@@ -187,6 +222,27 @@ def test_fair_share_by_hand() -> None:
     assert steps(dataclasses.replace(e, tau_all=100), sizes).tolist() == [1, 2, 5, 1]
     assert steps(dataclasses.replace(e, tau_all=0, tau_0=7), sizes).tolist() == [7, 7, 7, 7]
     assert steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
+
+
+def test_a_share_that_is_too_large_is_rejected() -> None:
+    sizes = torch.tensor([5, 30, 60, 6])
+    e = Experiment(method="fedavg", rounds=10, tau_all=2**31 - 1)
+    said = r"^tau_all=2147483647 gives a client 127573285 local steps per round; at most 100000000: "
+    with pytest.raises(ValueError, match=said) as caught:
+        steps(e, sizes)
+    most = int(str(caught.value).split()[-3])
+    assert int(steps(dataclasses.replace(e, tau_all=most), sizes).max()) <= MOST_STEPS
+
+
+def test_a_method_whose_repr_has_lines_has_a_name_of_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Lines(FedAvg):
+        more: Any = dataclasses.field(default_factory=lambda: torch.zeros(2, 2))
+
+    assert "\n" in repr(Lines(0.1))
+    name = build(Experiment(model="svm"), method=Lines(0.1)).experiment.method
+    assert name.startswith("own:")
+    assert name.endswith("Lines(lr=0.1, more=tensor([[0., 0.],         [0., 0.]]))")
 
 
 def test_fair_share_of_mnist_case_3() -> None:

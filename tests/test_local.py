@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts import draws
+from fedveca.cohorts import draws, local
 from fedveca.cohorts.local import Local
 from fedveca.runs.federate import federate
 from fedveca.tasks.data import load, prepare
@@ -39,6 +39,18 @@ def test_chunks_and_threads_do_not_change_the_result(algorithm: Algorithm, name:
         w, same = trained(algorithm, name, **options)
         assert same == tau
         assert float((w - plain).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["svm", "mlp"])
+@pytest.mark.parametrize("drawn", [1, 8 * 8 * 2, 8 * 8 * 5])  # rows of 8 clients: blocks of 1, 2 and 5 steps
+def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for algorithm in (FedVeca(0.05), Scaffold(0.05)):
+        whole, tau = trained(algorithm, name, lanes=8)
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "DRAWN", drawn)
+            w, same = trained(algorithm, name, lanes=8)
+        assert same == tau
+        assert torch.equal(w, whole)
 
 
 def test_chunks_and_threads_of_convolutions() -> None:

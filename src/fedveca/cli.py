@@ -8,8 +8,14 @@ import sys
 from collections.abc import Callable
 
 from fedveca.commands import board, deploy, experiments, inspect, show
-from fedveca.runs.stop import CutOff, Stopped, terminable
+from fedveca.runs.stop import CutOff, Stopped, ran_out, terminable
 from fedveca.version import __version__
+
+LONGEST = 4000  # characters of a sentence
+SHORT_OF_MEMORY = (
+    "out of memory: take fewer clients, a smaller model or batch, or a machine with more; "
+    "a run folder that has rounds can be resumed"
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,14 +30,26 @@ def main(argv: list[str] | None = None) -> int:
         with terminable():
             code: int = args.command(args)
         return code
-    except (ValueError, OSError) as error:
-        print(f"fedveca: {error}", file=sys.stderr)
+    except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
+        if ran_out(error) or ran_out(error.__cause__):
+            print(f"fedveca: {SHORT_OF_MEMORY}", file=sys.stderr)
+            return 1
+        if not isinstance(error, ValueError | OSError):
+            raise
+        print(f"fedveca: {_sentence(error)}", file=sys.stderr)
         return 1 if isinstance(error, CutOff) else 2
     except KeyboardInterrupt as error:
         print(f"fedveca: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
         if argv is None and not isinstance(error, Stopped):
             os._exit(130)  # now: not when a thread of arithmetic is done
         return 130
+
+
+def _sentence(error: Exception) -> str:
+    """An error's text without control characters and not without end; a list of places that were tried has lines."""
+    text = str(error) if len(str(error)) <= LONGEST else f"{str(error)[:LONGEST]}..."
+    lines = "\n" if "\n  - " in text else ""
+    return "".join(c if c.isprintable() or c in lines else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:

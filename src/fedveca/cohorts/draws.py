@@ -43,9 +43,9 @@ def _key(seed: int, k: int, ids: Tensor) -> Tensor:
     return _mix(ids + _signed(_mix_one(_mix_one(seed * 2 + 1) + k)))
 
 
-def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int) -> Tensor:
-    """[n, steps, batch] int64: which of its own rows each client takes at each step, with replacement."""
-    count = torch.arange(1, steps * batch + 1, device=ids.device)
+def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
+    """[n, steps, batch] int64: which of its own rows each client takes at each step from `first`, with replacement."""
+    count = torch.arange(first * batch + 1, (first + steps) * batch + 1, device=ids.device)
     bits = _mix(_key(seed, k, ids)[:, None] + count * _STEP)
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
 

@@ -24,6 +24,7 @@ FORMS = {
 }  # fmt: skip
 PURPOSE = {kind: 1 + n for n, kind in enumerate(AWAY)}
 WHO_IS_BAD = 8
+LARGEST = 1e38  # of a factor: what float32 can hold
 
 
 class Fault(NamedTuple):
@@ -51,6 +52,8 @@ def parse(text: str) -> dict[str, Fault]:
             raise ValueError(f"faults={text}: a crash lasts a whole number of rounds, 1 or more, not {values[1]}")
         if not math.isfinite(more):
             raise ValueError(f"faults={text}: a factor is a finite number, not {values[1]}")
+        if abs(more) > LARGEST:
+            raise ValueError(f"faults={text}: a factor is a number in [{-LARGEST}, {LARGEST}], not {values[1]}")
         found[kind] = Fault(kind, numbers[0], more)
     share = sum(fault.rate for fault in found.values() if fault.kind in BAD)
     if share > 1 + 1e-9:

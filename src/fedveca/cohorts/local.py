@@ -8,7 +8,7 @@ and one thread a core.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a c
 CUDA_CHUNK_BYTES = 512 * 2**20
 THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worth its while
 STREAMS = 16  # clients side by side on a CUDA device
+DRAWN = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 SMALL = 256  # clients of at most so many probe rows are probed side by side
 
 # (k, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
@@ -51,6 +52,28 @@ class Crew(NamedTuple):
         """Pieces of at most `width` clients."""
         pieces = (slice(at, at + width) for at in range(0, len(self.ids), width))
         return [Crew(self.ids[piece], self.tau[piece], self.table[:, piece]) for piece in pieces]
+
+
+class Drawn:
+    """The rows that a chunk's clients step on, drawn at once where they are few, else a block of steps at a time."""
+
+    def __init__(self, seed: int, k: int, crew: Crew, batch: int) -> None:
+        self.seed, self.k, self.crew, self.batch = seed, k, crew, batch
+        self.steps, most = max(1, DRAWN // (len(crew.ids) * batch)), int(crew.tau[0])
+        self.all = self._draw(len(crew.ids), 0, most) if most <= self.steps else None
+
+    def __call__(self, n: int, at: int, until: int) -> Iterator[Tensor]:
+        """[n, steps, B] of the first n clients, blocks of the steps from `at` to `until`."""
+        if self.all is not None:
+            yield self.all[:n, at:until]
+            return
+        for first in range(at, until, self.steps):
+            yield self._draw(n, first, min(self.steps, until - first))
+
+    def _draw(self, n: int, first: int, steps: int) -> Tensor:
+        here, start, size, _ = self.crew.table[:, :n]
+        index = draw_rows(self.seed, self.k, here, size, steps, self.batch, first)
+        return index.add_(start[:, None, None])
 
 
 class Part(NamedTuple):
@@ -145,12 +168,12 @@ class Local:
         here, start, size, taken = crew.table
         former = self.memory.recall(crew.ids, algorithm.memory(order.w))
         s = algorithm.start(order, former, g0)
-        index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
         if self._lanes:
+            index = draw_rows(self.seed, k, here, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             w, s = self._lanes.walk(order, s, index, crew.tau.tolist())
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._walk(order, s, w, index, crew.tau.tolist())
+                w, s = self._walk(k, order, s, w, crew)
         vectors, each, memory = algorithm.finish(order, s, w, taken[:, None].to(w.dtype))
         each = {name: v[:, 0] for name, v in each.items()}
         if self.loss or algorithm.needs_gradient:
@@ -176,16 +199,17 @@ class Local:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, norms, memory)
 
-    def _walk(self, order: Order, s: Any, w: Tensor, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+    def _walk(self, k: int, order: Order, s: Any, w: Tensor, crew: Crew) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""
-        done, at = [], 0
+        done, at, tau, drawn = [], 0, crew.tau.tolist(), Drawn(self.seed, k, crew, self.batch)
         for until in sorted(set(tau)):
             n = sum(tau_i >= until for tau_i in tau)
             if n < len(w):
                 done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
-            for x, y in self.rows.batches(index[:n, at:until].transpose(0, 1)):
-                w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y, self.rows.unit))
+            for index in drawn(n, at, until):
+                for x, y in self.rows.batches(index.transpose(0, 1)):
+                    w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y, self.rows.unit))
             at = until
         if not done:
             return w, s

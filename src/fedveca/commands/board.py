@@ -54,7 +54,8 @@ def _board(args: argparse.Namespace) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
+        host.encode("idna")  # as the socket will; it would leave itself open
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        why = str(error.strerror).split(" (while")[0]
+    except (OSError, UnicodeError) as error:
+        why = str(error.strerror).split(" (while")[0] if isinstance(error, OSError) else "it is not a host name"
         raise ValueError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error

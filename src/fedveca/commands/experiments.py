@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedveca.commands.words import Command, experiment_of, out_of, positive, says, takes_run, tell
+from fedveca.commands.words import Command, check_counts, experiment_of, folder, out_of, says, takes_run, tell
 
 
 def add(command: Command) -> None:
     run = command("run", _run, "Run one experiment (preset digits-case3 unless named).")
     takes_run(run)
-    run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
+    run.add_argument("--resume", type=folder, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
     compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
     takes_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
@@ -26,7 +26,7 @@ def add(command: Command) -> None:
     )
     again.add_argument("--seeds", type=int, default=10, metavar="N", help="independent repetitions (default 10)")
     again.add_argument(
-        "--out", default="reproduction", metavar="DIR",
+        "--out", type=folder, default=Path("reproduction"), metavar="DIR",
         help="folder of runs and results; what is finished there is not repeated (default reproduction)",
     )
     again.add_argument("--tasks", default="", metavar="T,T", help="some of svm-mnist,cnn-mnist,cnn-cifar10")
@@ -37,6 +37,7 @@ def add(command: Command) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from fedveca.runs.room import discard_unbegun
     from fedveca.runs.run import run
     from fedveca.tasks.fetch import silent
     from fedveca.views.terminal import Screen
@@ -45,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
         return _resume(args)
     name, experiment = experiment_of(args.words)
     out = out_of(args.out, f"{name}-{experiment.method}")
-    with Screen(args.quiet or args.json) as screen:
+    with Screen(args.quiet or args.json) as screen, discard_unbegun(out):
         say = silent if args.quiet or args.json else None
         done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
         screen.summary(done)
@@ -77,16 +78,17 @@ def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from fedveca.runs.compare import compare, table
-    from fedveca.runs.experiment import TABLE_I
+    from fedveca.runs.experiment import TABLE_I, reject_own
     from fedveca.tasks.fetch import silent
     from fedveca.views.figures import curves
     from fedveca.views.report import write
     from fedveca.views.terminal import Screen
 
-    positive(args, "seeds", "workers")
+    check_counts(args)
     name, experiment = experiment_of(args.words)
     methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
     for method in methods:
+        reject_own({"method": method})
         replace(experiment, method=method)  # refuses what is not known
     out = out_of(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json) as screen:
@@ -106,16 +108,15 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from fedveca.runs.record import refuse, require_name
+    from fedveca.runs.record import refuse
     from fedveca.runs.reproduce import TASKS, reproduce, studies
     from fedveca.runs.run import resolve
     from fedveca.views.terminal import Screen
 
-    positive(args, "seeds", "workers")
+    check_counts(args)
     tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
     wanted = studies(args.what, tasks)
     resolve(args.device)
-    args.out = require_name(args.out)
     refuse(args.out)
     with Screen(args.quiet or args.json) as screen:
         runs = reproduce(

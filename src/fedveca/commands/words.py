@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+LONGEST_NAME = 255  # bytes of a file's name
 
 
 def takes_experiment(sub: argparse.ArgumentParser) -> None:
@@ -18,7 +20,7 @@ def takes_experiment(sub: argparse.ArgumentParser) -> None:
 
 def takes_run(sub: argparse.ArgumentParser) -> None:
     takes_experiment(sub)
-    sub.add_argument("--out", metavar="DIR", help="folder to write (default: a new one under runs/)")
+    sub.add_argument("--out", type=folder, metavar="DIR", help="folder to write (default: a new one under runs/)")
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     says(sub)
 
@@ -30,27 +32,41 @@ def says(sub: argparse.ArgumentParser) -> None:
 
 def experiment_of(words: list[str]) -> tuple[str, Any]:
     """The preset's name, and it with the settings."""
-    from fedveca.runs.experiment import Experiment, parse, preset
+    from fedveca.runs.experiment import Experiment, parse, preset, reject_own
 
     named = words[0] if words and "=" not in words[0] else "digits-case3"
     settings = words[1:] if words and "=" not in words[0] else words
-    return Path(named).stem, Experiment(**(preset(named) | parse(settings)))
+    table = preset(named) | parse(settings)
+    reject_own(table)
+    return Path(named).stem, Experiment(**table)
 
 
-def out_of(given: Path | str | None, name: str) -> Path:
+def folder(text: str) -> Path:
+    """A path that can be a folder's; the working folder is named by a dot, not by nothing."""
+    if not text or "\0" in text or any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(text).parts):
+        cut = text if len(text) <= 120 else f"{text[:120]}..."
+        raise argparse.ArgumentTypeError(f"{cut!r} cannot be the name of a folder")
+    return Path(text)
+
+
+def out_of(given: Path | None, name: str) -> Path:
     """The named folder, or the first free one under runs/."""
-    if given is not None:
-        from fedveca.runs.record import require_name
-
-        return require_name(given)
+    if given:
+        return given
     base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
 
 
-def positive(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)} is out of range; allowed: >= 1")
+def check_counts(args: argparse.Namespace) -> None:
+    """ValueError where --seeds or --workers is out of range."""
+    from fedveca.runs.compare import MOST_SEEDS, MOST_WORKERS
+
+    for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
+        given = getattr(args, name)
+        if given < 1:
+            raise ValueError(f"--{name} {given} is out of range; allowed: >= 1")
+        if given > most:
+            raise ValueError(f"--{name} {given} is out of range; at most {most}")
 
 
 def tell(args: argparse.Namespace, result: dict[str, Any], text: str = "") -> None:

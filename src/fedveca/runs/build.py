@@ -19,6 +19,7 @@ from fedveca.cohorts.privacy import Private
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.given import Partition, named
+from fedveca.runs.room import check_memory, check_model, check_rows
 from fedveca.tasks import data as datasets
 from fedveca.tasks import models
 from fedveca.tasks.data import Dataset, prepare
@@ -29,6 +30,8 @@ from fedveca.tasks.own import OWN
 from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.trial import Metric, why
+
+MOST_STEPS = 10**8  # local steps of a client in one round
 
 
 class Built(NamedTuple):
@@ -63,19 +66,25 @@ def build(
     """
     e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
+        if data is None:
+            check_rows(e)
         data, shares = deal(e, data, say, partition)
     else:
         assert data is not None
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
+    check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
     sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
     remake = partial(
         models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
         precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
     problem, algorithm = remake(), _algorithm(e, method)
+    if e.metric == "absolute_error":
+        _try_metric(e, problem, data)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    check_memory(e, algorithm, state)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
@@ -124,6 +133,17 @@ def deal(
     return data, given([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
+def _try_metric(e: Experiment, problem: Problem, data: Dataset) -> None:
+    """ValueError where absolute_error cannot compare what the model gives with what the data hold."""
+    try:
+        problem.losses(problem.init(), prepare(data.x_test[:2], data.pixels), data.y_test[:2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"metric={e.metric} needs one number to predict per row, and {e.data} has {data.classes} labels; "
+            "take metric=accuracy or auto"
+        ) from error
+
+
 def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
     return method(e) if own is None else own
 
@@ -168,4 +188,11 @@ def steps(e: Experiment, sizes: Tensor) -> Tensor:
     if e.method in ADAPTIVE or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
-    return torch.tensor([max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()])  # may pass int64
+    tau = [max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()]  # products may pass int64
+    if max(tau) > MOST_STEPS:
+        most = e.tau_all * MOST_STEPS // max(tau)
+        raise ValueError(
+            f"tau_all={e.tau_all} gives a client {max(tau)} local steps per round; at most {MOST_STEPS}: "
+            f"take more rounds, or tau_all of {most} or less"
+        )
+    return torch.tensor(tau)

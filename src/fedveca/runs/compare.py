@@ -24,6 +24,7 @@ from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
 from fedveca.runs.given import Own, name_of, named
 from fedveca.runs.lock import held
 from fedveca.runs.record import Run, refuse, whole
+from fedveca.runs.room import discard_unbegun
 from fedveca.runs.run import resume, run
 from fedveca.runs.stop import SIGNALS, Asked, Stopped, listening
 from fedveca.tasks.data import Dataset, load
@@ -32,6 +33,7 @@ from fedveca.tasks.own import OWN
 
 Method = str | Algorithm
 NONE: Own = {}
+MOST_SEEDS, MOST_WORKERS = 10**5, 1024
 Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
 
 
@@ -62,7 +64,8 @@ class Chain(NamedTuple):
                 if folder.exists():
                     done = resume(folder, device=self.device, watch=watch, data_dir=e.data_dir, stop=stop, **mine)
                 else:
-                    done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
+                    with discard_unbegun(folder):
+                        done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
             tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
             runs.append(done)
         return runs
@@ -124,7 +127,7 @@ FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive 
 
 def _side_by_side(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
     threads, others = max(1, torch.get_num_threads() // workers), set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, FRESH, _worker, (threads, flag)) as pool:
+    with ProcessPoolExecutor(min(workers, len(chains)), FRESH, _worker, (threads, flag)) as pool:
         try:
             try:
                 yield from pool.map(_in_worker, chains)

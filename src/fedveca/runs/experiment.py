@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
+import stat
 import tomllib
+import unicodedata
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,10 +22,18 @@ from fedveca.tasks.own import OWN
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
+LARGEST_FLOAT = adversity.LARGEST  # of numbers: what float32 can hold
+LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
+PRESET_BYTES = 2**20  # of a TOML file
+DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TABLE_I = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
 METHODS = (*TABLE_I, "corrected")
 ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are given it
 TRACKERS = ("tensorboard", "mlflow", "wandb")
+MODELS = ("svm", "cnn", "mlp")
+KNOWN_MODELS = "svm, cnn, mlp or package.module:factory"
+FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
+LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
 
 def option(
@@ -93,12 +104,13 @@ class Experiment:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
-        if ":" not in self.model and self.model not in ("svm", "cnn", "mlp"):
-            near = difflib.get_close_matches(self.model, ("svm", "cnn", "mlp"), 1)
+        if self.model not in MODELS and not self.model.startswith(OWN) and not FACTORY.fullmatch(self.model):
+            near = difflib.get_close_matches(self.model, MODELS, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            known_ones = "svm, cnn, mlp or package.module:factory"
-            raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {known_ones}")
+            raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
         adversity.parse(self.faults)
+        if 0 < self.dp_noise < LEAST_NOISE:
+            raise ValueError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.gather != "mean":
             raise ValueError(f"gather={self.gather} cannot go with dp_noise: the noise is measured for gather=mean")
 
@@ -113,6 +125,8 @@ FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 
 def read(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known."""
+    if text.count(".") > DOTS:
+        raise ValueError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
@@ -127,7 +141,7 @@ def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         try:
-            text = Path(name).read_text("utf-8")
+            text = _read_file(Path(name))
         except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
             raise ValueError(f"{shown(name)} cannot be read: {shown(str(error))}") from error
         return read(text, shown(name))
@@ -135,8 +149,27 @@ def preset(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(name, presets(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         all_of_them = ", ".join(presets())
-        raise ValueError(f"preset {shown(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
+        raise ValueError(f"preset {quoted(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
     return read((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
+
+
+def _read_file(path: Path) -> str:
+    if path.exists() and not (stat.S_ISREG(path.stat().st_mode) or path.is_dir()):
+        raise ValueError("it is not a regular file")  # a pipe or a device may have no end
+    with open(path, "rb") as file:
+        content = file.read(PRESET_BYTES + 1)
+    if len(content) > PRESET_BYTES:
+        raise ValueError(f"it is longer than {PRESET_BYTES} bytes")
+    return content.decode("utf-8")
+
+
+def reject_own(settings: dict[str, Any]) -> None:
+    """ValueError where a preset or the command line names an object that only Python can give."""
+    for key, value in settings.items():
+        if FIELDS[key].metadata["own"] and isinstance(value, str) and value.startswith(OWN):
+            known_ones = KNOWN_MODELS if key == "model" else range_of(FIELDS[key])
+            said = f"{key}={shown(value)} is an object that was given from Python"
+            raise ValueError(f"{said}; here allowed: {known_ones}")
 
 
 def presets() -> list[str]:
@@ -160,13 +193,18 @@ def known(key: str) -> str:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
-    raise ValueError(f"{shown(key)} is not a setting; {hint}")
+    raise ValueError(f"{quoted(key)} is not a setting; {hint}")
 
 
 def shown(text: str, most: int = 120) -> str:
     """A user's text as part of one sentence: on one line, printable, and not without end."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+
+
+def quoted(text: str) -> str:
+    """The same, in quotes where it is empty or has spaces, which would not be seen."""
+    return shown(text if text and not any(c.isspace() for c in text) else repr(text))
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -200,7 +238,10 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{field.name}={shown(repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={shown(_repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
+    if field.name != "data_dir" and isinstance(value, str) and any(unicodedata.category(c) in LINES for c in value):
+        of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
+        raise ValueError(f"{field.name}={shown(repr(value))} holds a control character or the end of a line{of}")
     if m["of"] and value not in m["of"] and not (m["own"] and str(value).startswith(OWN)):
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -215,11 +256,20 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         raise ValueError(f"{field.name}={shown(repr(value))} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:
         raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
+    if isinstance(value, float) and LARGEST_FLOAT < value < math.inf:
+        raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST_FLOAT}")
     if isinstance(value, int | float):
         inside = m["low"] < value < m["high"] if m["open"] else m["low"] <= value <= m["high"]
         if not inside or not math.isfinite(value):
             raise ValueError(f"{field.name}={value} is out of range; allowed: {range_of(field)}")
     return value
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits in it
+        return f"({type(value).__name__})"
 
 
 def _toml(value: Any) -> str:

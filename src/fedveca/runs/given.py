@@ -69,5 +69,5 @@ def name_of(key: str, thing: Any) -> str:
                 f"method is {type(thing).__name__}, which lacks {', '.join(lacks)}; "
                 "fedveca.testing.check_algorithm tells all that a method needs"
             )
-        return OWN + (repr(thing) if dataclasses.is_dataclass(thing) else type(thing).__name__)
+        return OWN + (" ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__)
     return OWN + called(thing)

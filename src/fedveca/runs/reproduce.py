@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import TABLE_I, Experiment, preset
+from fedveca.runs.experiment import TABLE_I, Experiment, preset, quoted
 from fedveca.runs.record import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
@@ -58,10 +58,10 @@ def studies(what: str, tasks: tuple[str, ...] = TASKS) -> dict[str, tuple[Study,
     if what not in WHAT:
         near = difflib.get_close_matches(what, WHAT, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{what} is not known{hint}; it is one of {', '.join(WHAT)}")
+        raise ValueError(f"{quoted(what)} is not known{hint}; it is one of {', '.join(WHAT)}")
     for task in tasks:
         if task not in TASKS:
-            raise ValueError(f"--tasks {task} is not known; it names some of {','.join(TASKS)}")
+            raise ValueError(f"--tasks {quoted(task)} is not known; it names some of {','.join(TASKS)}")
     named = STUDIES if what == "all" else {what: STUDIES[what]}
     found = {name: tuple(study for study in of if _task(study) in tasks) for name, of in named.items()}
     found = {name: of for name, of in found.items() if of}

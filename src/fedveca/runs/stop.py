@@ -17,6 +17,10 @@ from fedveca.runs.sound import table
 
 Asked = Callable[[], bool]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHORT = (
+    "can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory", "failed to map segment",
+    "can't start new thread",
+)  # fmt: skip
 HEARD = b"fedveca: finishing this round, then saving; once more stops at once\n"
 
 
@@ -26,6 +30,13 @@ class Stopped(KeyboardInterrupt):
 
 class CutOff(OSError):
     """A run folder that can no longer be written; what it holds is whole."""
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error says that memory ran out: Python's, NumPy's, torch's on any device, or the loader's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in SHORT)
 
 
 RUN, LOCAL, FLOWER = "fedveca run", "fedveca deploy local", "a Flower server"
