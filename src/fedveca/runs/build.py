@@ -18,17 +18,17 @@ from fedveca.cohorts.local import Local
 from fedveca.cohorts.privacy import Private
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
-from fedveca.runs.given import Partition, named
+from fedveca.runs.given import Partition, named, try_method
 from fedveca.tasks import data as datasets
 from fedveca.tasks import models
 from fedveca.tasks.data import Dataset, prepare
 from fedveca.tasks.fetch import silent
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
-from fedveca.tasks.own import OWN
+from fedveca.tasks.own import OWN, shown
 from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.trial import Metric, why
+from fedveca.tasks.trial import Metric, called, check_ids, why
 
 
 class Built(NamedTuple):
@@ -61,11 +61,16 @@ def build(
 
     Where the clients are elsewhere `cohort` is given; their rows are then theirs, and need not be here.
     """
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={shown(device)} is not known; it is 'cpu' or 'cuda'") from error
     e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
         data, shares = deal(e, data, say, partition)
     else:
-        assert data is not None
+        if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
+            raise ValueError(f"cohort={shown(cohort)} needs sizes, a tensor, to be called for a round, and data=...")
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
@@ -75,6 +80,10 @@ def build(
         precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
     )
     problem, algorithm = remake(), _algorithm(e, method)
+    for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
+        check_ids(problem, f"the model ({called(model)})" if model is not None else f"model={e.model}", rows, of)
+    if method is not None and cohort is None:
+        try_method(method, problem, data, shares, e)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)
@@ -103,7 +112,7 @@ def deal(
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
         )
-    if e.pixels in ("unit", "standardised") and data.x.dim() != 4:
+    if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)

@@ -70,7 +70,14 @@ def given(lists: Any, rows: int) -> Shares:
         raise ValueError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")
     mine = []
     for i, rows_i in enumerate(lists):
-        index = torch.as_tensor(np.asarray(rows_i))
+        try:
+            listed = np.asarray(rows_i)
+        except ValueError as error:
+            raise ValueError(f"partition: client {i} has no list of row numbers: {error}") from error
+        if listed.size and listed.dtype.kind not in "buif":
+            kind = type(rows_i).__name__
+            raise ValueError(f"partition: client {i} has {kind} of {listed.dtype}; row numbers [n] are needed")
+        index = torch.as_tensor(listed.astype(np.int64) if listed.dtype.kind in "ui" else listed)
         if index.numel() == 0:
             raise ValueError(f"partition leaves client {i} without a row")
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
