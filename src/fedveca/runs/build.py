@@ -74,10 +74,12 @@ def build(
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
+    real = e.data.startswith(OWN) or loss is not None or metric is not None
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     remake = partial(
         models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
-        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
+        precision=e.precision, seed=e.seed, own=model, sample=sample,
+        loss=e.loss if loss is None else loss, metric=e.metric if metric is None else metric,
     )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -15,7 +15,7 @@ from fedveca.algorithms import Algorithm
 from fedveca.cohorts.local import Local
 from fedveca.runs.experiment import FIELDS, METHODS, Experiment
 from fedveca.runs.federate import Diverged, federate
-from fedveca.runs.record import plain
+from fedveca.runs.record import Run, plain
 from fedveca.tasks.data import NAMES, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
@@ -133,6 +133,15 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
             raise ValueError(
                 f"{said} fails in a small trial round: {why(error)}; see fedveca.testing.check_algorithm"
             ) from error
+
+
+def check_runs(runs: Any) -> list[Run]:
+    """The runs to show; ValueError where there are none, or something else."""
+    found = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | bytes) else [runs]
+    if not found or not all(isinstance(run, Run) for run in found) or isinstance(runs, Run):
+        odd = next((run for run in found if not isinstance(run, Run)), runs)
+        raise ValueError(f"runs: {shown(odd)} is not a list of runs; they are what run, compare and Run.open return")
+    return found
 
 
 def copy_line(line: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,8 @@ def model(
     if own is None and name == "svm":
         if y.is_floating_point() or y.dim() > 1 or (loss, metric) != ("auto", "auto"):
             raise ValueError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
+        if x.dtype == torch.int64:
+            raise ValueError("model=svm takes numbers, and x holds tokens; take a model with an Embedding")
         return SquaredSvm(math.prod(shape))
     outputs = classes or math.prod(y.shape[1:])
     build: Callable[[], nn.Module]

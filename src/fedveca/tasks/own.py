@@ -155,18 +155,20 @@ def _tensor(values: Any, said: str) -> Tensor:
     except Exception as error:
         raise ValueError(f"{said} is no array: {why(error)}") from error
     if array.dtype.kind not in "buif":
-        raise ValueError(f"{said} {_not_numbers(array, values)}")
+        is_y = said.rpartition(": ")[2].startswith("y")
+        hint = "; np.unique(y, return_inverse=True)[1] makes labels of text" if is_y else ""
+        raise ValueError(f"{said} {_not_numbers(array, values, hint)}")
     return _signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
 
 
-def _not_numbers(array: Array, values: Any) -> str:
+def _not_numbers(array: Array, values: Any, of_text: str) -> str:
     """What is wrong with an array of other things than numbers."""
     if array.dtype.kind == "O" and array.ndim == 0:
         way = "toarray() makes one" if hasattr(values, "toarray") else "rows of numbers are needed, [D, ...]"
         return f"is {type(values).__name__}, not an array; {way}"
     first = array.flat[0] if array.size else None
     if isinstance(first, str):
-        return f"holds {array.dtype}, not numbers; np.unique(y, return_inverse=True)[1] makes labels of text"
+        return f"holds {array.dtype if array.dtype.kind != 'O' else 'text'}, not numbers{of_text}"
     return f"holds {array.dtype if array.dtype.kind != 'O' else shown(first)}, not numbers"
 
 

@@ -152,9 +152,9 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         raise ValueError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
-    for what, before, after in zip(("scores", "targets"), (scores, y), given, strict=True):
-        if not torch.equal(before, after):
-            raise ValueError(f"{said} changes the {what} in place; let it work on a copy")
+    if not torch.equal(scores, given[0]) or given[1]._version:
+        what = "targets" if given[1]._version else "scores"
+        raise ValueError(f"{said} changes the {what} in place; let it work on a copy")
     if not rows.requires_grad:
         raise ValueError(
             f"{said} gives {rows.dtype} without a gradient; compute it from the scores, not detached, not whole numbers"
@@ -187,7 +187,7 @@ def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
         raise ValueError(f"{said} fails on the {'first ' * named}{len(y)} test rows: {why(error)}{hint}") from error
     if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
         raise ValueError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
-    if not torch.equal(y, given):
+    if given._version:
         raise ValueError(f"{said} changes the targets in place; let it work on a copy")
     return value.dim() == 0 and not named
 

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run
 from fedveca.views import series
 from fedveca.views.figures import STYLE, curves, save
@@ -22,9 +23,12 @@ PANELS = {
 
 def draw(what: str, runs: Sequence[Run], path: Path) -> None:
     """Draws `what` into a file whose name says how; ValueError where it cannot be drawn."""
+    path = Path(path)
+    if what not in FIGURES:
+        raise ValueError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} is no figure's name; it ends in {', '.join(SUFFIXES)}")
-    FIGURES[what](runs, path)
+    FIGURES[what](check_runs(runs), path)
 
 
 def _curves(runs: Sequence[Run], path: Path) -> None:
