@@ -139,7 +139,7 @@ def test_runs_that_stopped_make_no_result(shrink: Shrink, tmp_path: Path, capsys
         ("--workers 0", "--workers 0 is out of range; allowed: >= 1"),
         ("--tasks mnist", "--tasks mnist is not known; it names some of svm-mnist,cnn-mnist,cnn-cifar10"),
         ("cases --tasks cnn-mnist", "cases has no runs of cnn-mnist; its tasks are svm-mnist"),
-        ("--out file", "--out file is a file; name a folder"),
+        ("--out file", "file is a file; name a folder"),
     ],
 )
 def test_refused(shrink: Shrink, tmp_path: Path, capsys: Capture, words: str, said: str) -> None:

@@ -85,7 +85,7 @@ def build(
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({called(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None:
-        try_method(method, problem, data, shares, e)
+        try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)

@@ -50,7 +50,7 @@ class Own(TypedDict, total=False):
 MOST_SEEDS, MOST_WORKERS = 10_000, 1024
 MOST_TRIED = 100  # clients of a trial round
 CONTRACT = ("lr", "needs_gradient", "init", "order", "update", "memory", "start", "step", "finish")
-UNDEFINED = {"update": Algorithm.update, "finish": Algorithm.finish}  # what a method has to bring
+UNDEFINED = (Algorithm.update, Algorithm.finish)  # what a method has to bring
 
 
 def check_functions(**functions: Any) -> None:
@@ -104,7 +104,9 @@ def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any
     return tuple(methods)
 
 
-def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Shares, e: Experiment) -> None:
+def try_method(
+    method: Algorithm, problem: Problem, data: Dataset, shares: Shares, e: Experiment, device: str
+) -> None:
     """ValueError where a method fails in two small rounds: every client with one row, one step and a copy of it."""
     clients = len(shares.sizes)
     if clients > MOST_TRIED:
@@ -119,9 +121,9 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
         try:
             cohort = Local(
                 method, problem, data.x, data.y, few, batch=1, seed=e.seed, probe=1, loss=e.keep != "last",
-                after=e.keep == "rollback", pixels=data.pixels,
+                after=e.keep == "rollback", pixels=data.pixels, device=device,
             )
-            first = method.init(problem.init(), torch.ones(clients, dtype=torch.int64))
+            first = method.init(problem.init().to(device), torch.ones(clients, dtype=torch.int64))
             for state, trace in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
                 if state.w.shape != (problem.size,) or len(state.tau) != clients:
                     got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
@@ -192,8 +194,8 @@ def name_of(key: str, thing: Any) -> str:
                 f"method is {type(thing).__name__}, which lacks {', '.join(lacks)}; "
                 "fedveca.testing.check_algorithm tells all that a method needs"
             )
-        for word in ("init", "order", "update", "memory", "start", "step", "finish"):
-            if not callable(getattr(thing, word)) or getattr(type(thing), word, None) is UNDEFINED.get(word):
+        for word in CONTRACT[2:]:
+            if not callable(getattr(thing, word)) or getattr(type(thing), word, None) in UNDEFINED:
                 raise ValueError(f"method is {type(thing).__name__}, which does not define the function {word}")
         if type(thing).__module__.startswith(Algorithm.__module__.rpartition(".")[0]):
             mine = {f.name: _number(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name in FIELDS}
