@@ -157,7 +157,7 @@ def test_runs_with_other_settings_are_refused(shrink: Shrink, capsys: Capture) -
     assert main(argv) == 0
     shrink(lr=0.02)
     assert main(argv) == 2
-    assert "holds a run with other settings; name another --out" in capsys.readouterr().err
+    assert "holds a run with other settings; name another folder" in capsys.readouterr().err
 
 
 # what is read off runs
