@@ -229,7 +229,7 @@ DATA: list[tuple[Call, str]] = [
     (lambda t: from_arrays(None, FIVE), "x is NoneType, not an array"),
     (lambda t: from_arrays({"a": [1, 2]}, [0, 1]), "x is dict, not an array"),
     (lambda t: from_arrays({1, 2}, [0, 1]), "x is set, not an array"),
-    (lambda t: from_arrays(Path("rows.csv"), [0]), "x is PosixPath, not an array"),
+    (lambda t: from_arrays(Path("rows.csv"), [0]), "Path, not an array"),
     (lambda t: from_arrays("rows.csv", [0]), "x holds <U8, not numbers"),
     (lambda t: from_arrays([["1", "2"]] * 5, FIVE), "x holds <U1, not numbers"),
     (lambda t: from_arrays(np.zeros(5, [("a", "f4")]), FIVE), "x holds [('a', '<f4')], not numbers"),
