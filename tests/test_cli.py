@@ -116,12 +116,12 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         ("data=mnist data_dir=corrupt", "corrupt/mnist/train-images-idx3-ubyte for mnist: 16 bytes where the "),
         ("data=mnist data_dir=nowhere", "nowhere, named by data_dir, is no folder"),
         # a place that cannot be written
-        ("--out file", "--out file is a file; name a folder"),
-        ("--out file/below", "--out file/below"),
-        ("--out /proc/nothing", "--out /proc/nothing"),
-        ("--out former", "--out former already holds a run; name another folder"),
+        ("--out file", "file is a file; name a folder"),
+        ("--out file/below", "file/below"),
+        ("--out /proc/nothing", "/proc/nothing"),
+        ("--out former", "former already holds a run; name another folder"),
         pytest.param(
-            "--device cuda", "--device cuda: no CUDA device is at hand; use cpu or auto",
+            "--device cuda", "device=cuda: no CUDA device is at hand; use cpu or auto",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is at hand"),
         ),
     ],
@@ -176,7 +176,7 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_no_permission(command: str, locked: Path, capsys: Capture) -> None:
     said = refused([command, *FAST, "--out", f"{locked}/deep/run"], capsys, locked)
-    assert said.startswith(f"--out {locked}/deep/run")
+    assert said.startswith(f"{locked}/deep/run")
     assert "cannot be written: " in said
     assert "ermission" in said
 

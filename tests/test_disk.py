@@ -208,7 +208,7 @@ def test_the_second_is_refused_and_the_lock_dies_with_its_process(tmp_path: Path
     until(lambda: (folder / "checkpoint.safetensors").exists())
     code, said = programs.run("run", "--resume", folder)
     assert (code, said) == (2, f"fedveca: {folder} is in use by process {first}; wait for it or stop it\n")
-    assert programs.run("run", *words, "--out", folder)[1].startswith(f"fedveca: --out {folder} already holds a run")
+    assert programs.run("run", *words, "--out", folder)[1].startswith(f"fedveca: {folder} already holds a run")
     os.kill(first, signal.SIGKILL)
     assert programs.wait(first) == -signal.SIGKILL
     assert (folder / ".lock").read_text() == str(first)  # the file is there, the lock is not

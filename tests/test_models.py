@@ -285,7 +285,7 @@ def test_a_users_factory_beside_the_command(own: str) -> None:
         ("unwilling", r"cannot be built for rows of shape \[1, 8, 8\] and 10 classes: AssertionError$"),
         ("no_factory", "cannot be built .* takes 0 positional arguments but 2 were given$"),
         ("lazy", "has lazy parameters; build it with the sizes that shape and classes give$"),
-        ("Noisy", "gives other scores each time: chance within it is not the seed's; leave it out$"),
+        ("Noisy", "gives other scores each time: chance or state within it is not the seed's; leave it out$"),
         ("Pair", r"does not fit rows of shape \[1, 8, 8\]: 'tuple' object"),
         ("number", "is not callable; it must be a factory"),
         ("absent", "cannot be imported: module .* has no attribute 'absent'$"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,39 @@ def test_numbers_labels_tokens_and_images() -> None:
     assert (data.x.dtype, data.pixels, len(data.x), len(data.x_test)) == (torch.uint8, "unit", 120, 7)
     frame = pytest.importorskip("pandas").DataFrame(X)
     assert torch.equal(from_arrays(frame, LABELS).x, from_arrays(X, LABELS).x)
+
+
+def test_grey_pictures_are_divided_by_255_as_others_are() -> None:
+    grey, labels = RNG.integers(0, 256, (60, 5, 4)).astype(np.uint8), np.arange(60) % 3
+    data, pictures = from_arrays(grey, labels), from_arrays(grey[:, None], labels)
+    assert (data.x.dtype, data.x.shape, data.pixels) == (torch.uint8, (48, 5, 4), "unit")
+    e = replace(E, model="mlp")  # it flattens a row: the channel makes no difference
+    one, other = run(e, data=data), run(e, data=pictures)
+    assert all(torch.equal(v, other.model[name]) for name, v in one.model.items())
+    raw = run(replace(e, pixels="as-is"), data=data)
+    assert not torch.equal(raw.model["1.weight"], one.model["1.weight"])
+    assert run(replace(e, pixels="unit"), data=data).rounds[-1]["test_loss"] == one.rounds[-1]["test_loss"]
+    with pytest.raises(ValueError, match=r"pixels=standardised needs images; .* have the shape \[5, 4\]"):
+        run(replace(e, pixels="standardised"), data=data)
+    table = from_arrays(grey[:, :, 0], labels)  # a table of small numbers
+    assert (table.x.dtype, table.pixels) == (torch.float32, "as-is")
+
+
+def test_pictures_of_pil_are_divided_by_255() -> None:
+    image = pytest.importorskip("PIL.Image")
+    grey = RNG.integers(0, 256, (10, 5, 4)).astype(np.uint8)
+    data = from_torch([(image.fromarray(picture), i % 2) for i, picture in enumerate(grey)])
+    assert (image.fromarray(grey[0]).mode, data.pixels, data.x.shape) == ("L", "unit", (8, 5, 4))
+    assert torch.equal(data.x, from_arrays(grey, np.arange(10) % 2).x)
+
+
+def test_whole_numbers_of_every_width_and_masks_without_a_masked_value() -> None:
+    whole = RNG.integers(0, 100, (120, 4))
+    for kind in (np.uint16, np.uint32, np.uint64, np.int8, ">u4"):
+        assert torch.equal(from_arrays(whole.astype(kind), LABELS.astype(kind)).x, from_arrays(whole, LABELS).x)
+    tokens = from_arrays(torch.tensor(whole).to(torch.uint16), LABELS, tokens=True)
+    assert torch.equal(tokens.x, from_arrays(whole, LABELS, tokens=True).x)
+    assert torch.equal(from_arrays(np.ma.masked_array(X, X > 1e9), LABELS).x, from_arrays(X, LABELS).x)
 
 
 BAD = [
@@ -163,6 +197,107 @@ def test_ones_own_module_is_trained_and_left_alone(capfd: pytest.CaptureFixture[
     e = done.experiment
     assert (e.data, e.model, e.loss, e.metric) == ("own:arrays", "own:Sequential", "auto", "auto")
     assert capfd.readouterr() == ("", "")
+
+
+class Tied(nn.Module):
+    """One matrix under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.outer.weight = self.inner.weight
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.outer(torch.tanh(self.inner(x))))
+        return out
+
+
+@pytest.mark.parametrize("clients", [3, 9])  # one by one and mapped
+def test_tied_weights_are_handed_out_under_every_name(clients: int, tmp_path: Path) -> None:
+    module, data = Tied(), from_arrays(X, LABELS)
+    start = deepcopy(module)
+    done = run(replace(E, clients=clients), tmp_path / "a", data=data, model=module)
+    assert done.model.keys() == module.state_dict().keys()
+    from safetensors.torch import load_file
+
+    for found in (done.model, load_file(tmp_path / "a" / "model.safetensors")):
+        module.load_state_dict(found)
+        assert module.outer.weight is module.inner.weight
+        share = float((module(data.x_test).argmax(1) == data.y_test).float().mean())
+        assert done.summary["kept"]["test_accuracy"] == pytest.approx(share)
+    again = resume(tmp_path / "a", rounds=5, data=data, model=start)
+    assert len(again.rounds) == 5
+
+
+class Squeezed(nn.Module):
+    """Drops the rows' dimension where there is one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x).squeeze()
+        return out
+
+
+class Attention(nn.Module):
+    """Over the places of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(2, 1, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.view(-1, 2, 2)
+        out: Tensor = self.last(self.attention(places, places, places)[0].flatten(1))
+        return out
+
+
+HONEST: list[tuple[nn.Module, dict[str, Any]]] = [
+    (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)), {}),
+    (nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)), {}),
+    (nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2), nn.Flatten(), nn.Linear(4, 3)), {}),
+    (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)), {}),
+    (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), {}),
+    (Attention(), {}),
+    (net().eval(), {}),
+    (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), {}),
+    (Squeezed(), {"data": from_arrays(X, NUMBERS), "loss": lambda scores, y: (scores.reshape(y.shape) - y) ** 2}),
+]
+
+
+@pytest.mark.parametrize(("module", "own"), HONEST, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_models_that_keep_rows_apart_are_trained(module: nn.Module, own: Any, precision: str) -> None:
+    done = run(replace(E, precision=precision), **({"data": from_arrays(X, LABELS), "model": module} | own))
+    assert len(done.rounds) == 3
+
+
+def test_tokens_up_to_the_last_of_the_vocabulary_are_trained() -> None:
+    x = RNG.integers(0, 4, (60, 6))
+    model = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(12, 2))
+    assert len(run(E, data=from_arrays(x, x[:, 0] % 2, tokens=True), model=model).rounds) == 3
+    held = x.copy()
+    held[50, 2] = 4
+    with pytest.raises(ValueError, match="rows of the test data, whose ids go up to 4: index out of range"):
+        run(E, data=from_arrays(x, x[:, 0] % 2, tokens=True, test=(held, x[:, 0] % 2)), model=model)
+
+
+def test_a_device_of_torchs_is_taken_by_its_name() -> None:
+    done = run(E, data=D, device=torch.device("cpu"))  # type: ignore[arg-type]
+    assert done.rounds[-1]["test_loss"] == run(E, data=D, device="cpu").rounds[-1]["test_loss"]
+
+
+def test_a_watch_cannot_change_the_record() -> None:
+    def clears(line: dict[str, Any]) -> None:
+        line["tau"].clear()
+        line.clear()
+
+    done, quiet = run(E, data=D, watch=clears), run(E, data=D)
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in quiet.rounds]
+    assert done.summary["tau_all"] == quiet.summary["tau_all"] > 0
 
 
 def test_a_factory_starts_from_the_seed() -> None:
@@ -323,6 +458,26 @@ def test_ones_own_method() -> None:
     assert (done.experiment.method, done.experiment.lr) == ("own:Lazy(lr=0.02, part=1.0)", 0.02)
     same = run(replace(E, method="fedavg", lr=0.02), data=D, model=net())
     assert all(torch.equal(v, same.model[name]) for name, v in done.model.items())
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Remembers how often it was asked: a trial of it works on a copy."""
+
+    calls: list[int] = field(default_factory=list, repr=False)
+
+    def update(self, state: Any, ids: Tensor, p: Tensor, report: Any) -> Any:
+        self.calls.append(len(ids))
+        return super().update(state, ids, p, report)
+
+
+def test_a_method_is_tried_on_a_copy() -> None:
+    method = Counting(0.05)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    done = run(E, data=D, method=method)
+    assert (method.calls, len(done.rounds)) == ([3, 3, 3], 3)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_comparing_objects(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_gather_finds_each_run_once_and_passes_over_what_is_none(runs: Path, tmp
         (["report", "RUNS", "-o", "file/r.html"], "file/r.html cannot be written: "),
         (["figure", "RUNS", "-o", "f.jpg"], "f.jpg is no figure's name; it ends in .svg, .pdf, .png"),
         (["figure", "RUNS", "-o", "nowhere/f.svg"], "nowhere/f.svg cannot be written: No such file or directory"),
-        (["figure", "RUNS/fedavg-seed0", "--what", "tau"], "--what tau needs a run of FedVeca"),
+        (["figure", "RUNS/fedavg-seed0", "--what", "tau"], "the figure tau needs a run of FedVeca"),
     ],
 )
 def test_refused(

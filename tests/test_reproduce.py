@@ -139,7 +139,7 @@ def test_runs_that_stopped_make_no_result(shrink: Shrink, tmp_path: Path, capsys
         ("--workers 0", "--workers 0 is out of range; allowed: >= 1"),
         ("--tasks mnist", "--tasks mnist is not known; it names some of svm-mnist,cnn-mnist,cnn-cifar10"),
         ("cases --tasks cnn-mnist", "cases has no runs of cnn-mnist; its tasks are svm-mnist"),
-        ("--out file", "--out file is a file; name a folder"),
+        ("--out file", "file is a file; name a folder"),
     ],
 )
 def test_refused(shrink: Shrink, tmp_path: Path, capsys: Capture, words: str, said: str) -> None:
@@ -157,7 +157,7 @@ def test_runs_with_other_settings_are_refused(shrink: Shrink, capsys: Capture) -
     assert main(argv) == 0
     shrink(lr=0.02)
     assert main(argv) == 2
-    assert "holds a run with other settings; name another --out" in capsys.readouterr().err
+    assert "holds a run with other settings; name another folder" in capsys.readouterr().err
 
 
 # what is read off runs

@@ -360,7 +360,7 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert table(again) == rows
 
-    with pytest.raises(ValueError, match="fedveca-seed7 holds a run with other settings; name another --out"):
+    with pytest.raises(ValueError, match="fedveca-seed7 holds a run with other settings; name another folder"):
         compare(replace(e, lr=0.1), 2, tmp_path, device="cpu")
     moved = compare(replace(e, data_dir="elsewhere"), 2, tmp_path, device="cpu", started=started)
     assert table(moved) == rows  # where the data lie decides nothing

@@ -18,7 +18,7 @@ from fedveca.cohorts.local import Local
 from fedveca.cohorts.privacy import Private
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
-from fedveca.runs.given import Partition, named
+from fedveca.runs.given import Partition, named, try_method
 from fedveca.runs.room import check_memory, check_model, check_rows
 from fedveca.tasks import data as datasets
 from fedveca.tasks import models
@@ -26,10 +26,10 @@ from fedveca.tasks.data import Dataset, prepare
 from fedveca.tasks.fetch import silent
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
-from fedveca.tasks.own import OWN
+from fedveca.tasks.own import OWN, shown
 from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.trial import Metric, why
+from fedveca.tasks.trial import Metric, called, check_ids, why
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -64,25 +64,34 @@ def build(
 
     Where the clients are elsewhere `cohort` is given; their rows are then theirs, and need not be here.
     """
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={shown(device)} is not known; it is 'cpu' or 'cuda'") from error
     e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
         if data is None:
             check_rows(e)
         data, shares = deal(e, data, say, partition)
     else:
-        assert data is not None
+        if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
+            raise ValueError(f"cohort={shown(cohort)} needs sizes, a tensor, to be called for a round, and data=...")
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if e.data.startswith(OWN) or loss or metric else None
+    real = e.data.startswith(OWN) or loss is not None or metric is not None
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     remake = partial(
         models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
-        precision=e.precision, seed=e.seed, own=model, loss=loss or e.loss, metric=metric or e.metric, sample=sample,
+        precision=e.precision, seed=e.seed, own=model, sample=sample,
+        loss=e.loss if loss is None else loss, metric=e.metric if metric is None else metric,
     )
     problem, algorithm = remake(), _algorithm(e, method)
-    if e.metric == "absolute_error":
-        _try_metric(e, problem, data)
+    for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
+        check_ids(problem, f"the model ({called(model)})" if model is not None else f"model={e.model}", rows, of)
+    if method is not None and cohort is None:
+        try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
     check_memory(e, algorithm, state)
     if cohort is not None:
@@ -112,7 +121,7 @@ def deal(
         data = datasets.load(
             e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
         )
-    if e.pixels in ("unit", "standardised") and data.x.dim() != 4:
+    if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
@@ -131,17 +140,6 @@ def deal(
             raise ValueError(f"partition ({e.partition}) fails: {why(error)}") from error
     shares = given(own, len(data.y))
     return data, given([torch.unique(shares.rows)], len(data.y)) if alone else shares
-
-
-def _try_metric(e: Experiment, problem: Problem, data: Dataset) -> None:
-    """ValueError where absolute_error cannot compare what the model gives with what the data hold."""
-    try:
-        problem.losses(problem.init(), prepare(data.x_test[:2], data.pixels), data.y_test[:2])
-    except RuntimeError as error:
-        raise ValueError(
-            f"metric={e.metric} needs one number to predict per row, and {e.data} has {data.classes} labels; "
-            "take metric=accuracy or auto"
-        ) from error
 
 
 def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:

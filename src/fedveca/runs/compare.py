@@ -21,7 +21,15 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
-from fedveca.runs.given import Own, name_of, named
+from fedveca.runs.given import (
+    Own,
+    check_experiment,
+    check_folder,
+    check_functions,
+    check_seeds_and_methods,
+    name_of,
+    named,
+)
 from fedveca.runs.lock import held
 from fedveca.runs.record import Run, refuse, whole
 from fedveca.runs.room import discard_unbegun
@@ -91,6 +99,10 @@ def compare(
     ends it after the rounds under way: all saved, then Stopped.
     Methods are names, or objects of your own; so are `data`, `model`, `loss`, `metric` and `partition` (see `Own`).
     """
+    check_experiment(experiment)
+    check_folder(out)
+    check_functions(started=started, ended=ended, say=say)
+    methods = check_seeds_and_methods(seeds, methods, workers)
     out = Path(out)
     refuse(out)
     if own.get("method") is not None:
@@ -195,7 +207,7 @@ def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | Non
     if own.get("partition") is not None:
         e = replace(e, clients=done.experiment.clients)
     if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
-        raise ValueError(f"{folder} holds a run with other settings; name another --out")
+        raise ValueError(f"{folder} holds a run with other settings; name another folder")
     return done if done.summary else None
 
 

@@ -29,7 +29,7 @@ def held(folder: Path, made: bool = False) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
         handle = _take(folder)
     except OSError as error:
-        raise ValueError(f"{'--out ' * made}{folder} cannot be written: {error.strerror or error}") from error
+        raise ValueError(f"{folder} cannot be written: {error.strerror or error}") from error
     try:
         yield
         new = False

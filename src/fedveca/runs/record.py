@@ -123,7 +123,7 @@ class Folder:
             for name in ("experiment.toml", "environment.json", "rounds.jsonl", "partition.json"):
                 with contextlib.suppress(OSError):
                     (path / name).unlink(missing_ok=True)
-            raise ValueError(f"--out {path} cannot be written: {error.strerror or error}") from error
+            raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
     def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> Folder:
@@ -236,12 +236,12 @@ def refuse(path: Path) -> None:
     """ValueError where a run folder cannot be made; one that was killed before it was made is none."""
     lines = path / "rounds.jsonl"
     if (path / "experiment.toml").exists() or (lines.exists() and lines.stat().st_size):
-        raise ValueError(f"--out {path} already holds a run; name another folder")
+        raise ValueError(f"{path} already holds a run; name another folder")
     if path.exists() and not path.is_dir():
-        raise ValueError(f"--out {path} is a file; name a folder")
+        raise ValueError(f"{path} is a file; name a folder")
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not os.access(above, os.W_OK):
-        raise ValueError(f"--out {path} cannot be written: no permission in {above}")
+        raise ValueError(f"{path} cannot be written: no permission in {above}")
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Course, begin, mark, restore, rows_of, store
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
-from fedveca.runs.given import Own
+from fedveca.runs.given import Own, check_experiment, check_folder, check_functions, copy_line
 from fedveca.runs.lock import held
 from fedveca.runs.record import FORMER, LAST, ROWS, Folder, Run, plain, require_files, require_new, summary_of, writing
 from fedveca.runs.stop import RUN, Asked, Stopped, asked, find_starter, how_to_resume
 from fedveca.tasks.data import prepare
 from fedveca.tasks.fetch import silent
+from fedveca.tasks.own import shown
 from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
 from fedveca.views.trackers import tracked
@@ -56,8 +57,11 @@ def run(
         >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
         2
     """
+    check_experiment(experiment)
+    check_functions(watch=watch, say=say, stop=stop)
     device = resolve(device)
     if out is not None:
+        check_folder(out)
         require_new(out)
     built = build(experiment, device, say=say, cohort=cohort, **own)
     experiment, course = built.experiment, begin(built)
@@ -88,6 +92,8 @@ def resume(
 
     A run that had objects of your own needs them again; others than those are refused.
     """
+    check_folder(out)
+    check_functions(watch=watch, tell=tell, stop=stop)
     out, device = Path(out), resolve(device)
     Run.open(out)
     with held(out):
@@ -171,7 +177,7 @@ def _go(
             if last or course.round % e.checkpoint_every == 0:
                 store(folder.path, course, built.cohort.memory, belongs)
         if watch:
-            watch(line)
+            watch(copy_line(line))
         if last and folder and course.round < e.rounds:
             how = how_to_resume(folder.path)
             raise Stopped(f"stopped after round {course.round} of {e.rounds}, all saved; to go on: {how}")
@@ -187,7 +193,7 @@ def _go(
         **({"epsilon": built.account.spent_in_all(course.round)} if built.account else {}),
         **({"stopped": stopped} if stopped else {}),
     )
-    model = {name: v.detach().cpu() for name, v in built.problem.named(kept).items()}
+    model = {name: v.detach().cpu() for name, v in built.problem.state(kept).items()}
     if folder:
         folder.close(summary, model)
     return Run(e, lines, summary, model, folder.path if folder else None)
@@ -233,10 +239,11 @@ class Test:
         return {"test_loss": plain(loss), f"test_{self.problem.measure}": plain(metric)}
 
 
-def resolve(device: str) -> str:
-    """auto is CUDA where there is one."""
+def resolve(device: Any) -> str:
+    """auto is CUDA where there is one; a torch.device without an index is taken by its name."""
+    device = str(device) if isinstance(device, torch.device) else device
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device {device} is not known; it is auto, cpu or cuda")
+        raise ValueError(f"device={shown(device)} is not known; it is 'auto', 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is at hand; use cpu or auto")
+        raise ValueError("device=cuda: no CUDA device is at hand; use cpu or auto")
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +45,10 @@ MIRRORS = {
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "fashion-mnist": (
+        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
     "cifar10": ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     "qmnist": ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
 }
@@ -60,6 +65,7 @@ PACKAGES = {
 ARCHIVE = "cifar-10-binary.tar.gz"
 PICKLES = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 CONNECT_S, CLIENT_S = 8.0, 900.0
+START_S, SLOWEST, LONGEST_S = 30.0, 10_000, 3600.0  # of a download: seconds to begin, bytes per second, all seconds
 
 
 def get(name: str, data_dir: str = "", progress: Say | None = None) -> Path:
@@ -202,19 +208,48 @@ def _mirror(name: str, url: str, meter: Meter) -> Contents:
     return found
 
 
+class Transfer(threading.Thread):
+    """An address's answer as it comes: in a thread of its own, as no timeout of a socket ends one that drips."""
+
+    def __init__(self, url: str, limit: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.limit, self.data, self.total = url, limit, io.BytesIO(), 0
+        self.late = False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        request = urllib.request.Request(self.url, headers={"User-Agent": "fedveca"})
+        try:
+            with urllib.request.urlopen(request, timeout=CONNECT_S) as reply:
+                self.total = int(reply.headers.get("Content-Length") or 0)
+                while not self.late and self.data.tell() <= self.limit and (chunk := reply.read1(1 << 18)):
+                    self.data.write(chunk)
+        except Exception as error:
+            self.error = error
+
+
 def _download(url: str, limit: int, meter: Meter) -> bytes:
-    """What an address answers, whole, at most `limit` bytes."""
-    request, data = urllib.request.Request(url, headers={"User-Agent": "fedveca"}), io.BytesIO()
-    with urllib.request.urlopen(request, timeout=CONNECT_S) as reply:
-        total = int(reply.headers.get("Content-Length") or 0)
-        while data.tell() <= limit and (chunk := reply.read(1 << 18)):
-            data.write(chunk)
-            meter(data.tell(), total)
-    if data.tell() > limit:
+    """What an address answers, whole, at most `limit` bytes, and none that comes too slowly."""
+    transfer, began = Transfer(url, limit), time.monotonic()
+    transfer.start()
+    while transfer.is_alive():
+        transfer.join(0.1)
+        done, seconds = transfer.data.tell(), time.monotonic() - began
+        meter(done, transfer.total)
+        if transfer.is_alive() and seconds > min(START_S + done / SLOWEST, LONGEST_S):
+            transfer.late = True
+            raise DataError(f"too slow: {done:,} bytes in {seconds:.0f} s")
+    if transfer.error:
+        try:
+            raise transfer.error
+        finally:
+            transfer.error = None  # it holds the open reply: no cycle of it with this frame
+    data, total = transfer.data.getvalue(), transfer.total
+    if len(data) > limit:
         raise DataError(f"sent more than the {limit:,} bytes expected")
-    if total and data.tell() != total:
-        raise DataError(f"broke off after {data.tell():,} of {total:,} bytes")
-    return data.getvalue()
+    if total and len(data) != total:
+        raise DataError(f"broke off after {len(data):,} of {total:,} bytes")
+    return data
 
 
 def _package(package: Package, meter: Meter) -> Contents:

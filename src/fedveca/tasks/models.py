@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.problem import Problem, SquaredSvm
-from fedveca.tasks.trial import Goal, Metric, called, tried, why
+from fedveca.tasks.trial import ROWS, Goal, Metric, called, tried, why
 
 Shape = tuple[int, ...]
 Model = nn.Module | Callable[[Shape, int], nn.Module]
@@ -86,10 +86,12 @@ def model(
     w_0 is a pure function of the seed, or what the module given holds. `sample` is prepared rows and their
     targets to try model, loss and metric on; `classes` is 0 where the targets are numbers.
     """
-    x, y = sample or (torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)), torch.zeros(2).long())
+    x, y = sample or (torch.rand(ROWS, *shape, generator=torch.Generator().manual_seed(0)), torch.zeros(ROWS).long())
     if own is None and name == "svm":
         if y.is_floating_point() or y.dim() > 1 or (loss, metric) != ("auto", "auto"):
             raise ValueError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
+        if x.dtype == torch.int64:
+            raise ValueError("model=svm takes numbers, and x holds tokens; take a model with an Embedding")
         return SquaredSvm(math.prod(shape))
     outputs = classes or math.prod(y.shape[1:])
     build: Callable[[], nn.Module]

@@ -70,7 +70,14 @@ def given(lists: Any, rows: int) -> Shares:
         raise ValueError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")
     mine = []
     for i, rows_i in enumerate(lists):
-        index = torch.as_tensor(np.asarray(rows_i))
+        try:
+            listed = np.asarray(rows_i)
+        except ValueError as error:
+            raise ValueError(f"partition: client {i} has no list of row numbers: {error}") from error
+        if listed.size and listed.dtype.kind not in "buif":
+            kind = type(rows_i).__name__
+            raise ValueError(f"partition: client {i} has {kind} of {listed.dtype}; row numbers [n] are needed")
+        index = torch.as_tensor(listed.astype(np.int64) if listed.dtype.kind in "ui" else listed)
         if index.numel() == 0:
             raise ValueError(f"partition leaves client {i} without a row")
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
@@ -169,7 +176,7 @@ def writer(d: Deal) -> Tensor:
     """Each row to who wrote it; with fewer clients than writers, writers in turn."""
     if d.writer is None:
         raise ValueError(
-            "partition=writer needs data that know who wrote each row: synthetic does, "
+            "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...) and synthetic do, "
             "mnist does once `fedveca data get qmnist` has found QMNIST's labels"
         )
     writers = int(d.writer.max()) + 1

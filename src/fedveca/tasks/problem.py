@@ -53,6 +53,10 @@ class Problem(Protocol):
         """The vector as the model's own parameters."""
         ...
 
+    def state(self, w: Tensor) -> dict[str, Tensor]:
+        """The vector under every name that `load_state_dict` expects: tied parameters have several."""
+        ...
+
     def fork(self) -> Problem:
         """The same problem with working memory of its own, to be used beside this one."""
         ...
@@ -99,6 +103,9 @@ class SquaredSvm:
     def named(self, w: Tensor) -> dict[str, Tensor]:
         return {"w": w}
 
+    def state(self, w: Tensor) -> dict[str, Tensor]:
+        return self.named(w)
+
     def fork(self) -> SquaredSvm:
         return self
 
@@ -125,6 +132,9 @@ class Network:
         self.measure, self.whole = measure, False
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.sizes = [p.numel() for p in module.parameters()]
+        first = {id(p): name for name, p in module.named_parameters()}
+        every = module.named_parameters(remove_duplicate=False)
+        self.tied = {name: first[id(p)] for name, p in every if name not in self.shapes}  # a second name: the first
         self.size = sum(self.sizes)
         self.mapped = not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
         self._local = threading.local()  # replicas: dict[torch.device, Replica]
@@ -146,6 +156,10 @@ class Network:
             else:
                 out[name] = part.view(shape)
         return out
+
+    def state(self, w: Tensor) -> dict[str, Tensor]:
+        named = self.named(w)
+        return named | {name: named[first].clone() for name, first in self.tied.items()}
 
     def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         replica = self._replica(w.device)
@@ -225,8 +239,16 @@ def check(module: nn.Module, said: str) -> None:
                 f"{said} has dropout ({name}): its random state would make a run depend on more than its seed; "
                 "leave it out"
             )
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{said} has BatchNorm ({name}): the scores of a row would depend on the other rows of its batch; "
+                "use GroupNorm or LayerNorm"
+            )
     if not any(True for _ in module.parameters()):
         raise ValueError(f"{said} has no parameters to train")
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad or p.dtype != torch.float32]
     if frozen:
         raise ValueError(f"{said}: parameter {frozen[0]} is frozen or not float32; all are trained, in float32")
+    broken = [name for name, p in module.named_parameters() if not bool(torch.isfinite(p).all())]
+    if broken:
+        raise ValueError(f"{said}: parameter {broken[0]} is not finite (NaN or infinity); training starts from it")

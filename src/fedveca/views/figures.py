@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run, whole
 from fedveca.views import series
 
@@ -21,10 +22,12 @@ STYLE: Any = {
     "grid.linewidth": 0.8, "axes.axisbelow": True, "legend.frameon": False, "svg.hashsalt": "fedveca",
     "svg.fonttype": "none", "figure.facecolor": "white",
 }
+DATED = {".svg": "Date", ".pdf": "CreationDate", ".png": "Software"}
 
 
 def curves(runs: Sequence[Run], path: Path, title: str) -> None:
     """What was tested over rounds: mean over seeds, band of one standard deviation."""
+    runs = check_runs(runs)
     names = [name for name in series.metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
     with plt.rc_context(STYLE):
         wide = 4.75 * len(names)
@@ -43,7 +46,11 @@ def curves(runs: Sequence[Run], path: Path, title: str) -> None:
 
 def save(figure: Any, path: Path) -> None:
     """The same bytes for the same runs, whole or not at all."""
-    dated, content = {".svg": "Date", ".png": "Software", ".pdf": "CreationDate"}[path.suffix], io.BytesIO()
+    path = Path(path)
+    if path.suffix not in DATED:
+        plt.close(figure)
+        raise ValueError(f"{path} is no figure's name; it ends in {', '.join(DATED)}")
+    dated, content = DATED[path.suffix], io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={dated: None})
     plt.close(figure)
     try:

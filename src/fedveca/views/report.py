@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run, whole
 from fedveca.version import __version__
 from fedveca.views import report_page, report_words
@@ -26,9 +27,11 @@ LINES: dict[str, tuple[str, float | None]] = {"tau_k": ("τ_k", None), "premise"
 
 def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs in these folders and below them, each once; and what was passed over, in a sentence each."""
+    if isinstance(paths, str | Path) or not paths:
+        raise ValueError(f"paths={paths!r} are no folders; give a list of run folders, or of folders of them")
     runs: dict[Path, Run] = {}
     passed = []
-    for path in paths:
+    for path in map(Path, paths):
         if not path.is_dir():
             raise ValueError(f"{path} is no folder; name run folders, or folders of them")
         below = (settings.parent for settings in path.rglob("experiment.toml"))
@@ -49,6 +52,7 @@ def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
     """Writes the report whole or not at all; says where it is and how large."""
+    path, runs = Path(path), check_runs(runs)
     found = [curves(mine) for mine in sections(runs)]
     text = page(found).encode()
     try:

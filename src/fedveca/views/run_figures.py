@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run
 from fedveca.views import series
 from fedveca.views.figures import STYLE, curves, save
@@ -22,9 +23,12 @@ PANELS = {
 
 def draw(what: str, runs: Sequence[Run], path: Path) -> None:
     """Draws `what` into a file whose name says how; ValueError where it cannot be drawn."""
+    path = Path(path)
+    if what not in FIGURES:
+        raise ValueError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} is no figure's name; it ends in {', '.join(SUFFIXES)}")
-    FIGURES[what](runs, path)
+    FIGURES[what](check_runs(runs), path)
 
 
 def _curves(runs: Sequence[Run], path: Path) -> None:
@@ -39,7 +43,7 @@ def _curves(runs: Sequence[Run], path: Path) -> None:
 def _adaptive(runs: Sequence[Run], what: str) -> Run:
     found = next((run for run in runs if any(isinstance(line.get("A"), list) for line in run.rounds)), None)
     if found is None:
-        raise ValueError(f"--what {what} needs a run of FedVeca of two rounds or more; none is here")
+        raise ValueError(f"the figure {what} needs a run of FedVeca of two rounds or more; none is here")
     return found
 
 
@@ -108,7 +112,7 @@ def partition(runs: Sequence[Run], path: Path) -> None:
     """Rows of each label that each client owns, as discs."""
     found = next((part for run in runs if (part := series.partition(run)) and len(part["clients"]) > 1), None)
     if found is None:
-        raise ValueError("--what partition needs a run folder with partition.json and several clients; none is here")
+        raise ValueError("the figure partition needs a run folder with partition.json of several clients; none is here")
     counts = np.array(found["labels"], dtype=float)
     with plt.rc_context(STYLE):
         high = min(9.0, 1.2 + 0.3 * len(counts))
