@@ -1,0 +1,72 @@
+"""How a file of a run folder is read: the folder may come from anyone, so nothing in it is trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fedveca.runs.experiment import shown
+from fedveca.runs.sound import inside, table
+
+MOST = 4 * 2**20  # bytes of a file that is read whole
+DEEPEST = 32  # lists and tables within each other; a run writes three
+FLAGS = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)  # fmt: skip
+
+
+@contextmanager
+def open_inside(folder: Path, name: str) -> Iterator[BinaryIO]:
+    """A regular file of the folder; ValueError or OSError for anything else, never a wait."""
+    path = inside(folder, name).resolve()
+    with os.fdopen(os.open(path, FLAGS), "rb") as file:  # what `inside` saw may have been replaced since
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{name} is not a regular file")
+        yield file
+
+
+def read_text(folder: Path, name: str, most: int = MOST) -> str:
+    """The whole file as text; ValueError or OSError where it is larger or not a file of the folder."""
+    with open_inside(folder, name) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{name} is larger than {most} bytes")
+    return content.decode()
+
+
+def read_table(folder: Path, name: str, most: int = MOST) -> dict[str, Any]:
+    """The names and values of a JSON file; ValueError or OSError where it cannot be what a run wrote."""
+    found = table(read_text(folder, name, most), name)
+    level: list[Any] = [found]
+    for _ in range(DEEPEST):
+        level = [v for each in level for v in (each.values() if isinstance(each, dict) else each)
+                 if isinstance(v, dict | list)]  # fmt: skip
+        if not level:
+            return found
+    raise ValueError(f"{name} is nested more than {DEEPEST} deep")
+
+
+def require_inside(folder: Path, name: str) -> None:
+    """ValueError where others write: `name` is a link, or holds one that leads out of it, a pipe or a device."""
+    top = folder / name
+    left, home = [top], top.resolve()
+    while left:
+        path = left.pop()
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            continue
+        said = shown(str(path.relative_to(folder)))
+        if stat.S_ISLNK(mode) and path == top:
+            raise ValueError(f"{said} in the run folder is a link")
+        if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(home):
+            raise ValueError(f"{said} in the run folder is a link that leads out of {name}")
+        if stat.S_ISDIR(mode):
+            left += [path / entry for entry in os.listdir(path)]
+        elif not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise ValueError(f"{said} in the run folder is neither a file nor a folder")
