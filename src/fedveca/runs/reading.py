@@ -51,8 +51,8 @@ def read_table(folder: Path, name: str, most: int = MOST) -> dict[str, Any]:
     raise ValueError(f"{name} is nested more than {DEEPEST} deep")
 
 
-def require_inside(folder: Path, name: str) -> None:
-    """ValueError where others write: `name` is a link, or holds one that leads out of it, a pipe or a device."""
+def require_inside(folder: Path, name: str, but: str = "") -> None:
+    """ValueError where `name` is a link, or holds one that leads out of it (`but` for files of one name), or a pipe."""
     top = folder / name
     left, home = [top], top.resolve()
     while left:
@@ -64,7 +64,7 @@ def require_inside(folder: Path, name: str) -> None:
         said = shown(str(path.relative_to(folder)))
         if stat.S_ISLNK(mode) and path == top:
             raise ValueError(f"{said} in the run folder is a link")
-        if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(home):
+        if stat.S_ISLNK(mode) and path.name != but and not Path(os.path.realpath(path)).is_relative_to(home):
             raise ValueError(f"{said} in the run folder is a link that leads out of {name}")
         if stat.S_ISDIR(mode):
             left += [path / entry for entry in os.listdir(path)]
