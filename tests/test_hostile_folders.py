@@ -207,6 +207,9 @@ DAMAGES: dict[str, Damage] = {
     "lines: lists of zero": each_of(0),
     "lines: lists of -3": each_of(-3),
     "lines: lists of 2^62": each_of(2**62),
+    "lines: lists from 5e-324 to 1e99": lines(lambda line: line | {
+        n: [5e-324, 1.0, 1e99] for n in LISTS if n in line and n != "tau"
+    }),
     "lines: null": all_of(None),
     "lines: 1.7e308": all_of(1.7e308),
     "lines: 1.7e308 with both signs": lines(lambda line: line | {

@@ -346,11 +346,15 @@ def test_notes_of_any_kind_end_in_a_run(content: str | None, first: int, tmp_pat
     (tmp_path / "a" / "experiment.toml").write_text(replace(SMALL, track="tensorboard").toml())
     if content is None:
         os.mkfifo(tmp_path / "a" / "trackers.json")
-        signal.alarm(60)  # a reader that waits for a writer would wait for ever
     else:
         (tmp_path / "a" / "trackers.json").write_text(content)
-    resume(tmp_path / "a", rounds=5, device="cpu")
-    signal.alarm(0)
+    former = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for someone to write into a pipe"))
+    signal.alarm(60)
+    try:
+        resume(tmp_path / "a", rounds=5, device="cpu")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
     read = events(tmp_path / "a")
     sent = [e.step for e in read.Scalars("tau_k")] if "tau_k" in read.Tags()["scalars"] else []
     assert sent == list(range(first, 6))
