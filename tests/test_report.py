@@ -110,8 +110,8 @@ def test_what_a_folder_lacks_is_said(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "fedavg-seed0" / "rounds.jsonl").write_text("")
     text = reported(tmp_path)
     said = words(text)
-    assert "These run folders have no partition.json, so the partition cannot be drawn." in said
-    assert "The label mix is not drawn: this run folder has no partition.json." in said
+    assert "These run folders have no partition.json that can be read, so the partition cannot be drawn." in said
+    assert "The label mix is not drawn: this run folder has no partition.json that can be read." in said
     assert said.count("(1 not ended)") == 2
     assert data(text)["sections"][0]["runs"][0]["partition"] is None
     shutil.rmtree(tmp_path / "fedveca-seed0")

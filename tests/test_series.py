@@ -39,6 +39,8 @@ def test_what_is_no_number_is_left_out() -> None:
     lines = [line(0, test_loss="<b>", test_accuracy=True), line(1, test_loss=math.nan), line(2, test_loss=4)]
     assert series.band([made(lines)], "test_loss")["mean"] == [4]
     assert series.metrics([made(lines)]) == ["test_loss"]
+    assert [series.number(v) for v in (1e100, -1e100, 7)] == [1e100, -1e100, 7]
+    assert [series.number(v) for v in (1e101, 10**101, -1.7e308, -math.inf, "7")] == [None] * 5
     assert series.spent(made([{"tau": "x", "bytes_up": None}]))["steps"] == [0]
 
 
@@ -113,7 +115,15 @@ def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "b" / "partition.json").read_text())
     assert (told["all"], len(told["clients"]), told["clients"][-1]) == (1000, 200, 999)
     assert len((series.partition(many) or {})["clients"]) == 100
-    for torn in ("", "[]", '{"clients": 3}', '{"all": 1, "clients": [0], "sizes": ["x"], "labels": [[1]]}'):
+    whole = {"all": 2, "clients": [0, 1], "sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
+    (tmp_path / "a" / "partition.json").write_text(json.dumps(whole))
+    assert series.partition(done) == whole
+    odd: list[dict[str, Any]] = [
+        {"sizes": ["x", 4]}, {"sizes": [3]}, {"sizes": [3.5, 4]}, {"sizes": [-3, 4]}, {"sizes": [2**63, 4]},
+        {"labels": [[1, 2], [4]]}, {"labels": [[], []]}, {"labels": []}, {"labels": [1, 2]}, {"clients": [True, 1]},
+        {"clients": {"0": 0}}, {"all": None},
+    ]  # fmt: skip
+    for torn in ("", "[]", '{"clients": 3}', "[" * 5000, *(json.dumps(whole | part) for part in odd)):
         (tmp_path / "a" / "partition.json").write_text(torn)
         assert series.partition(done) is None
     assert series.partition(made([])) is None

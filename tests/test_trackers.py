@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -275,6 +276,121 @@ def test_an_unknown_tracker_is_refused(word: str, tmp_path: Path, capsys: pytest
     assert "is not known" in (said := capsys.readouterr().err)
     assert "allowed: some of tensorboard, mlflow, wandb" in said
     assert not (tmp_path / "a").exists()
+
+
+# run folders made by someone else
+
+
+def linked(folder: Path, name: str, outside: Path) -> None:
+    """A link where a tracker writes, to a folder that is not the run's."""
+    if name == "mlflow/mlflow.db":
+        (folder / "mlflow").mkdir()
+        (folder / name).symlink_to(outside / "mlflow.db")
+    elif name == "tensorboard/below":
+        (folder / "tensorboard").mkdir()
+        (folder / name).symlink_to(outside)
+    else:
+        (folder / name).symlink_to(outside)
+
+
+@pytest.mark.parametrize(
+    ("track", "name", "why"),
+    [
+        ("tensorboard", "tensorboard", "tensorboard in the run folder is a link"),
+        ("tensorboard", "tensorboard/below", "tensorboard/below in the run folder is a link that leads out of tensorb"),
+        ("mlflow", "mlflow", "mlflow in the run folder is a link"),
+        ("mlflow", "mlflow/mlflow.db", "mlflow/mlflow.db in the run folder is a link that leads out of mlflow"),
+        ("wandb", "wandb", "wandb in the run folder is a link"),
+        ("wandb", ".wandb", ".wandb in the run folder is a link"),
+    ],
+)
+def test_no_tracker_writes_through_a_link(track: str, name: str, why: str, tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "a", device="cpu")
+    (tmp_path / "a" / "experiment.toml").write_text(replace(SMALL, track=track).toml())
+    (tmp_path / "outside").mkdir()
+    linked(tmp_path / "a", name, tmp_path / "outside")
+    with pytest.warns(TrackerFailed) as told:
+        done = resume(tmp_path / "a", rounds=5, device="cpu")
+    (said,) = [str(w.message) for w in told]
+    assert said.startswith(f"track={track} failed: {why}")
+    assert said.endswith("; the run goes on without it")
+    assert done.summary["rounds"] == 5
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_linked_trackers_json_is_neither_read_nor_written_through(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "a", device="cpu")
+    (tmp_path / "a" / "experiment.toml").write_text(replace(SMALL, track="tensorboard").toml())
+    outside = '{"tensorboard": {"key": "tensorboard", "sent": 3}}'
+    (tmp_path / "outside.json").write_text(outside)
+    (tmp_path / "a" / "trackers.json").symlink_to("../outside.json")
+    resume(tmp_path / "a", rounds=5, device="cpu")
+    assert (tmp_path / "outside.json").read_text() == outside
+    assert [e.step for e in events(tmp_path / "a").Scalars("tau_k")] == [1, 2, 3, 4, 5]
+    assert not (tmp_path / "a" / "trackers.json").is_symlink()
+
+
+NOTE = '{"tensorboard": {"key": "tensorboard", "sent": 2}}'
+
+
+@pytest.mark.parametrize(
+    ("content", "first"),
+    [
+        (NOTE, 3), (None, 1), ('{"tensorboard": ' + "[" * 3000 + "]" * 3000 + "}", 1), (NOTE.replace("2", "-2"), 1),
+        (NOTE.replace("2", "true"), 1), (NOTE.replace('"key": "tensorboard"', '"key": "../x"'), 1),
+        (NOTE.replace("2", "9" * 400), 6),
+    ],
+)  # fmt: skip
+def test_notes_of_any_kind_end_in_a_run(content: str | None, first: int, tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "a", device="cpu")
+    (tmp_path / "a" / "experiment.toml").write_text(replace(SMALL, track="tensorboard").toml())
+    if content is None:
+        os.mkfifo(tmp_path / "a" / "trackers.json")
+    else:
+        (tmp_path / "a" / "trackers.json").write_text(content)
+    former = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for someone to write into a pipe"))
+    signal.alarm(60)
+    try:
+        resume(tmp_path / "a", rounds=5, device="cpu")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+    read = events(tmp_path / "a")
+    sent = [e.step for e in read.Scalars("tau_k")] if "tau_k" in read.Tags()["scalars"] else []
+    assert sent == list(range(first, 6))
+
+
+def test_notes_that_are_a_folder_leave_the_run_alone(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "a", device="cpu")
+    (tmp_path / "a" / "experiment.toml").write_text(replace(SMALL, track="tensorboard").toml())
+    (tmp_path / "a" / "trackers.json").mkdir()
+    with pytest.warns(TrackerFailed, match=r"^track=tensorboard needs a file trackers\.json, which is a folder here; "):
+        assert resume(tmp_path / "a", rounds=5, device="cpu").summary["rounds"] == 5
+    assert not list((tmp_path / "a").glob(".trackers.json*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
+def test_a_store_that_names_another_place_for_artifacts_is_rejected(known: bool, tmp_path: Path) -> None:
+    run(replace(SMALL, track="mlflow"), tmp_path / "a", device="cpu")
+    (tmp_path / "outside").mkdir()
+    uri = (tmp_path / "outside").as_uri()
+    with sqlite3.connect(tmp_path / "a" / "mlflow" / "mlflow.db") as store:
+        store.execute("update runs set artifact_uri = ?", (uri,))
+        store.execute("update experiments set artifact_location = ?", (uri,))
+    store.close()
+    if not known:
+        (tmp_path / "a" / "trackers.json").unlink()
+    why = "track=mlflow failed: mlflow/mlflow.db puts artifacts outside of the run folder, at file:"
+    with pytest.warns(TrackerFailed, match=f"^{why}"):
+        assert resume(tmp_path / "a", rounds=5, device="cpu").summary["rounds"] == 5
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_lines_of_any_kind_have_values() -> None:
+    odd = {"round": 0, "faults": 3, "left_out": None, "tau": [1, 2], "loss": 10**400, "note": {}, "test_loss": 1e308}
+    assert values(odd, 3) == (1, {"faults": 3.0, "test_loss": 1e308}, {})
+    assert values(odd | {"ids": [0, 1], "tau": ["x", 10**400]}, 99).many == {}
 
 
 def test_tracking_decides_no_number() -> None:

@@ -28,17 +28,19 @@ def _takes_runs(sub: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from fedveca.runs.experiment import shown
     from fedveca.views.report import gather, write
 
     runs, passed = gather(args.runs)
     for sentence in passed:
         print(sentence, file=sys.stderr)
     made = write(runs, args.out)
-    tell(args, made, f"report: {args.out} ({made['runs']} runs, {made['bytes'] / 1e6:.1f} MB)")
+    tell(args, made, f"report: {shown(str(args.out), 4096)} ({made['runs']} runs, {made['bytes'] / 1e6:.1f} MB)")
     return 0
 
 
 def _figure(args: argparse.Namespace) -> int:
+    from fedveca.runs.experiment import shown
     from fedveca.views.report import gather
     from fedveca.views.run_figures import draw
 
@@ -46,5 +48,5 @@ def _figure(args: argparse.Namespace) -> int:
     for sentence in passed:
         print(sentence, file=sys.stderr)
     draw(args.what, runs, args.out)
-    tell(args, {"figure": str(args.out), "what": args.what, "runs": len(runs)}, f"figure: {args.out}")
+    tell(args, {"figure": str(args.out), "what": args.what, "runs": len(runs)}, f"figure: {shown(str(args.out), 4096)}")
     return 0

@@ -215,13 +215,13 @@ def require_new(path: Path | str) -> None:
     if path.is_dir():
         others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
-            raise ValueError(f"--out {path} is not empty: it holds {shown(other)}; name a new folder")
+            raise ValueError(f"{path} is not empty: it holds {shown(other)}; name a new folder")
 
 
 def require_name(path: Path | str) -> Path:
     """ValueError for the empty text, which would be the working folder."""
     if not str(path):
-        raise ValueError("--out '' does not name a folder; name one, such as runs/first")
+        raise ValueError("'' does not name a folder; name one, such as runs/first")
     return Path(path)
 
 

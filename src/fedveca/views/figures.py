@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from fedveca.runs.experiment import shown
 from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run, whole
 from fedveca.views import series
+from fedveca.views.report import require_file, writing_file
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -23,45 +26,57 @@ STYLE: Any = {
     "svg.fonttype": "none", "figure.facecolor": "white",
 }
 DATED = {".svg": "Date", ".pdf": "CreationDate", ".png": "Software"}
+PANELS = 12  # of one figure
+
+
+def escape_label(text: str) -> str:
+    """A text from a folder as it stands: on one line, not a formula, not without end."""
+    return shown(text, 200).replace("$", r"\$")
 
 
 def curves(runs: Sequence[Run], path: Path, title: str) -> None:
     """What was tested over rounds: mean over seeds, band of one standard deviation."""
     runs = check_runs(runs)
     names = [name for name in series.metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
+    if len(names) > PANELS:
+        raise ValueError(f"these runs have {len(names)} names of test values; one figure shows at most {PANELS}")
     with plt.rc_context(STYLE):
         wide = 4.75 * len(names)
         figure, axes = plt.subplots(1, len(names), figsize=(wide, 3.9), layout="constrained", squeeze=False)
         for axis, name in zip(axes[0], names, strict=True):
             for curve in series.curves(runs):
-                line(axis, curve.runs, name, curve[:3])
+                line(axis, curve.runs, name, (escape_label(curve.label), curve.colour, curve.dash))
             focus(axis, runs, name)
             axis.set_xlabel("round")
-            axis.set_ylabel(name.replace("_", " ") + (" (%)" if "accuracy" in name else ""))
+            axis.set_ylabel(escape_label(name.replace("_", " ")) + (" (%)" if "accuracy" in name else ""))
         if axes[0, -1].get_legend_handles_labels()[0]:
             axes[0, -1].legend(loc="lower right" if series.rises(names[-1]) else "upper right")
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(escape_label(title), fontsize=11)
         save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
     """The same bytes for the same runs, whole or not at all."""
     path = Path(path)
+    require_file(path)
     if path.suffix not in DATED:
         plt.close(figure)
         raise ValueError(f"{path} is no figure's name; it ends in {', '.join(DATED)}")
     dated, content = DATED[path.suffix], io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={dated: None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font|constrained_layout not applied")  # of odd names
+        figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={dated: None})
     plt.close(figure)
-    try:
+    with writing_file(path):
         whole(path, content.getvalue())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:
     """Rounds [K], and values [seeds, K] up to the shortest run."""
-    each = [[(line["round"] + 1, line[name]) for line in r.rounds if line.get(name) is not None] for r in runs]
+    each = [
+        [(line["round"] + 1, float(v)) for line in r.rounds if (v := series.number(line.get(name))) is not None]
+        for r in runs
+    ]
     length = min(len(e) for e in each)
     scale = 100 if "accuracy" in name else 1
     return np.array([k for k, _ in each[0][:length]]), scale * np.array([[v for _, v in e[:length]] for e in each])
@@ -93,5 +108,5 @@ def focus(axis: Any, runs: Sequence[Run], name: str) -> None:
         return
     rest = np.concatenate([v[len(v) // 20 :] for v in each])
     low, high = np.nanpercentile(rest, [0, 98] if "loss" in name else [2, 100])
-    pad = 0.06 * (high - low or 1)
+    pad = max(0.06 * (high - low or 1), 1e-9 * abs(high))
     axis.set_ylim(low - pad, high + pad)

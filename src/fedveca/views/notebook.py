@@ -11,6 +11,7 @@ from fedveca.views.report_words import called, shown
 from fedveca.views.series import band, closing, look, metrics
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 300, 150, 46, 24
+COLUMNS = 1000
 CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
@@ -20,15 +21,23 @@ def frame(run: Run) -> Any:
         import pandas
     except ImportError as error:
         raise ImportError("run.frame() needs pandas: pip install pandas") from error
+    names = len({name for line in run.rounds for name in line})
+    if names > COLUMNS:
+        raise ValueError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS} columns")
     return pandas.DataFrame(run.rounds)
 
 
 def html(run: Run) -> str:
     """What a notebook shows of a run."""
-    e, names = run.experiment, metrics([run])
+    e, names, why = run.experiment, list[str](), ""
+    try:
+        names = metrics([run])
+    except ValueError as error:
+        why = f"; {error}"
     title = f"{look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients"
     done = f"{len(run.rounds)} of {e.rounds} rounds"
-    stopped = f", stopped: {run.summary['stopped']}" if "stopped" in run.summary else ""
+    reason = run.summary.get("stopped")
+    stopped = f", stopped: {reason}" if isinstance(reason, str) else ""
     test = [name for name in names if name.startswith("test_")]
     heads = "".join(f"<th {CELL}>{escape(called(name))}</th>" for name in ("model", "of round", *test))
     rows = []
@@ -37,11 +46,12 @@ def html(run: Run) -> str:
         rows.append(f"<tr><td {CELL}>{which}</td>{''.join(f'<td {CELL}>{escape(c)}</td>' for c in cells)}</tr>")
     curves = "".join(_curve(run, name) for name in test[:3])
     where = f'<div style="opacity:.7">{escape(str(run.folder))}</div>' if run.folder else ""
-    return (
+    made = (
         f'<div style="font-family:system-ui,sans-serif"><b>{escape(title)}</b>'
-        f'<div style="opacity:.7">{escape(done + stopped)}, seed {e.seed}</div>'
+        f'<div style="opacity:.7">{escape(done + stopped)}, seed {e.seed}{escape(why)}</div>'
         f"<table><tr>{heads}</tr>{''.join(rows)}</table>{curves}{where}</div>"
     )
+    return made.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
 
 
 def _curve(run: Run, name: str) -> str:

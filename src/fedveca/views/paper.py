@@ -12,6 +12,7 @@ import numpy as np
 
 from fedveca.runs.compare import spread, table
 from fedveca.runs.experiment import TABLE_I
+from fedveca.runs.reading import read_table
 from fedveca.runs.record import Run
 from fedveca.runs.reproduce import Study
 from fedveca.views import claims, claims_svm, paper_figures
@@ -160,7 +161,7 @@ def _environments(runs: Runs) -> list[dict[str, Any]]:
     found: dict[str, list[str]] = {}
     for study, mine in runs.items():
         for run in mine:
-            about = json.loads((run.folder / "environment.json").read_text("utf-8")) if run.folder else {}
+            about = read_table(run.folder, "environment.json") if run.folder else {}
             about.pop("platform", None)
             made = found.setdefault(json.dumps(about), [])
             if study not in made:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedveca.runs.experiment import shown
 from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run, whole
 from fedveca.version import __version__
@@ -34,13 +37,12 @@ def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise ValueError(f"{path} is no folder; name run folders, or folders of them")
-        below = (settings.parent for settings in path.rglob("experiment.toml"))
-        found = [path] if (path / "experiment.toml").exists() else sorted(below)
+        found = [path] if (path / "experiment.toml").exists() else sorted(_below(path))
         if not found:
             raise ValueError(f"{path} holds no run folder")
         for folder in found:
             try:
-                runs.setdefault(folder.resolve(), Run.open(folder))
+                runs.setdefault(folder.resolve(), _opened(folder))
             except ValueError as error:
                 if folder == path:
                     raise
@@ -50,17 +52,56 @@ def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return list(runs.values()), passed
 
 
+def _below(path: Path) -> Iterator[Path]:
+    """The folders that hold settings, however deep; links are not followed."""
+    left = [path]
+    while left:
+        here = left.pop()
+        with contextlib.suppress(OSError), os.scandir(here) as entries:
+            for entry in entries:
+                if entry.name == "experiment.toml":
+                    yield here
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(here / entry.name)
+
+
+def _opened(folder: Path) -> Run:
+    """A run that can be shown."""
+    run = Run.open(folder)
+    try:
+        metrics([run])
+    except ValueError as error:
+        raise ValueError(f"{shown(str(folder), 400)} cannot be shown: {error}") from error
+    return run
+
+
 def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
     """Writes the report whole or not at all; says where it is and how large."""
     path, runs = Path(path), check_runs(runs)
+    require_file(path)
     found = [curves(mine) for mine in sections(runs)]
-    text = page(found).encode()
-    try:
+    text = page(found).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
+    with writing_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         whole(path, text)
+    return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(text)}
+
+
+def require_file(path: Path) -> None:
+    """ValueError where a file cannot be written: a folder, a pipe or a device is there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file; name another")
+
+
+@contextlib.contextmanager
+def writing_file(path: Path) -> Iterator[None]:
+    """ValueError in one sentence where the file system says no."""
+    try:
+        yield
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
-    return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(text)}
 
 
 def page(found: Sequence[list[Curve]]) -> str:
@@ -116,11 +157,11 @@ def _fill(found: Sequence[list[Curve]], drawn: Sequence[dict[str, Any]]) -> None
     for _, section, curve, run in sorted(wanted, key=lambda entry: entry[0]):
         label = f"{curve.label}, seed {run.experiment.seed}"
         if _adaptive(run) and len(section["runs"]) < MOST:
-            shown = inside(run, label)
-            size = sum(len(m["z"]) * len(m["rounds"]) for m in shown["maps"])
+            seen = inside(run, label)
+            size = sum(len(m["z"]) * len(m["rounds"]) for m in seen["maps"])
             if size <= room:
                 room -= size
-                section["runs"].append(shown | {"partition": _partition(section, run, label)})
+                section["runs"].append(seen | {"partition": _partition(section, run, label)})
         elif curve.method != "centralised":
             _partition(section, run, label)
 

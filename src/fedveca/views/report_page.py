@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fedveca.runs.reading import read_table
 from fedveca.runs.record import Run
 from fedveca.views import report_words as words
 from fedveca.views.series import AXES, WHICH, Curve, rises, table
@@ -119,7 +120,7 @@ def _inside(at: int, drawn: dict[str, Any]) -> str:
     total, here = first["maps"][0]["all"], len(first["maps"][0]["clients"])
     some = f" {here} of {total} clients are drawn, evenly spaced." if here < total else ""
     if first["partition"] is None:
-        some += " The label mix is not drawn: this run folder has no partition.json."
+        some += " The label mix is not drawn: this run folder has no partition.json that can be read."
     maps = []
     for i, seen in enumerate(first["maps"]):
         title, about = MAP[seen["name"]]
@@ -137,7 +138,8 @@ def _inside(at: int, drawn: dict[str, Any]) -> str:
 def _partition(at: int, drawn: dict[str, Any]) -> str:
     title = "<h3>Who has which rows</h3>"
     if not drawn["partitions"]:
-        return f"{title}<p>These run folders have no partition.json, so the partition cannot be drawn.</p>"
+        why = "These run folders have no partition.json that can be read, so the partition cannot be drawn."
+        return f"{title}<p>{why}</p>"
     part = drawn["partitions"][0]
     choice = _choice("which-part", "shown: that of", [p["label"] for p in drawn["partitions"]])
     some = f" {len(part['clients'])} of {part['all']} clients are drawn." if len(part["clients"]) < part["all"] else ""
@@ -158,7 +160,7 @@ def _again(found: Sequence[Curve]) -> str:
         f"<tr><th>{escape(k)}</th><td>{escape(', '.join(map(str, v[:12])))}{' ...' if len(v) > 12 else ''}</td></tr>"
         for k, v in differing.items()
     )
-    made = "".join(f"<pre>{escape(_plain(about))}</pre>" for about in _environments(runs))
+    made = "".join(f"<pre>{escape(about)}</pre>" for about in _environments(runs))
     return (
         f"<h3>Run it again</h3><pre>{escape(chr(10).join(words.commands(found)))}</pre>"
         '<p class="note">Each run folder\'s experiment.toml is enough too: fedveca run FOLDER/experiment.toml. The '
@@ -169,21 +171,14 @@ def _again(found: Sequence[Curve]) -> str:
     )
 
 
-def _environments(runs: Sequence[Run]) -> list[Any]:
-    """What made the runs, each once."""
-    found: dict[str, Any] = {}
+def _environments(runs: Sequence[Run]) -> list[str]:
+    """What made the runs, each once, a line per name."""
+    found: dict[str, None] = {}
     for run in runs:
-        try:
-            text = (run.folder / "environment.json").read_text("utf-8") if run.folder else "{}"
-            found.setdefault(text, json.loads(text))
-        except (OSError, ValueError):
-            continue
-    return [about for about in found.values() if about][:20]
-
-
-def _plain(about: Any) -> str:
-    entries = about.items() if isinstance(about, dict) else enumerate([about])
-    return "\n".join(f"{key}: {value}" for key, value in entries)
+        with contextlib.suppress(OSError, ValueError):
+            about = read_table(run.folder, "environment.json", 2**16) if run.folder else {}
+            found["\n".join(f"{key}: {value}" for key, value in about.items())] = None
+    return [about for about in found if about][:20]
 
 
 def _figure(name: str, title: str, about: str, alternative: str, wide: bool = False) -> str:

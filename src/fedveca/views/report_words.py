@@ -11,7 +11,7 @@ from typing import Any
 
 from fedveca.runs.experiment import FIELDS, METHODS, Experiment, preset, presets
 from fedveca.runs.record import Run
-from fedveca.views.series import ALIKE, Curve, best, rises
+from fedveca.views.series import ALIKE, Curve, best, number, rises
 
 PARTITION = {
     "case1": "rows are dealt in turn, so that all clients look alike (Case 1)",
@@ -30,6 +30,7 @@ DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", 
 
 def shown(name: str, value: float | None, std: float = 0.0) -> str:
     """A metric's value, accuracies in percent; with its spread where there is one."""
+    value = number(value)
     if value is None:
         return "-"
     scale, unit = (100, " %") if "accuracy" in name else (1, "")
@@ -56,7 +57,7 @@ def heading(found: Sequence[Curve]) -> str:
     """The section's name."""
     e, methods = found[0].runs[0].experiment, {curve.method for curve in found}
     same = len(_values(found, "partition", "clients", "concentration")) == 1
-    where = f", {e.clients} clients, {CASES.get(e.partition, e.partition).format(**asdict(e))}" if same else ""
+    where = f", {e.clients} clients, {_rule(CASES, e, e.partition)}" if same else ""
     many = f"{len(found)} {'methods' if len(methods) == len(found) else 'settings'} compared"
     return f"{task(found)}{where}: {found[0].label if len(found) == 1 else many}"
 
@@ -72,8 +73,7 @@ def question(found: Sequence[Curve]) -> str:
         asked = f"Which of these trains the best {task(found)}: {listed([curve.label for curve in found])}?"
     told = []
     if len(_values(found, "clients", "partition", "concentration", "shards")) == 1:
-        rule = PARTITION.get(e.partition, f"partition={e.partition}").format(**asdict(e))
-        told.append(f"{e.clients} clients; {rule}.")
+        told.append(f"{e.clients} clients; {_rule(PARTITION, e, f'partition={e.partition}')}.")
     if len(_values(found, "rounds", "batch", "lr")) == 1:
         told.append(f"{e.rounds} rounds, mini-batches of {e.batch}, learning rate {e.lr:g}.")
     seeds = sorted({len(curve.runs) for curve in found})
@@ -119,8 +119,7 @@ def ends(found: Sequence[Curve], name: str) -> str:
     """A figure of curves for those who do not see it."""
     said = []
     for curve in found:
-        last = [values[-1] for run in curve.runs if (values := run.column(name))]
-        known = [v for v in last if isinstance(v, int | float)]
+        known = [v for run in curve.runs for v in map(number, run.column(name)[-1:]) if v is not None]
         said.append(f"{curve.label} ends at {shown(name, sum(known) / len(known) if known else None)}")
     return f"{called(name)} over the run, one curve each: {'; '.join(said)}."
 
@@ -166,6 +165,11 @@ def marked(rows: Sequence[dict[str, Any]], row: dict[str, Any], which: str, name
     """Whether this is the best of several in its column."""
     mean = row[which][name]["mean"]
     return len(rows) > 1 and mean is not None and row["method"] != "centralised" and mean == best(rows, which, name)
+
+
+def _rule(texts: dict[str, str], e: Experiment, other: str) -> str:
+    """A partition in words; only texts from this file are templates, never one from a run folder."""
+    return texts[e.partition].format(**asdict(e)) if e.partition in texts else other
 
 
 def _values(found: Sequence[Curve], *names: str) -> set[tuple[Any, ...]]:

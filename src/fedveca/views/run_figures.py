@@ -9,12 +9,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedveca.runs.experiment import shown
 from fedveca.runs.given import check_runs
 from fedveca.runs.record import Run
 from fedveca.views import series
 from fedveca.views.figures import STYLE, curves, save
+from fedveca.views.report import require_file
 
 SUFFIXES = (".svg", ".pdf", ".png")
+LABELS = 1000  # columns of discs
 PANELS = {
     "tau": r"local steps $\tau_{(k,i)}$", "tau_k": r"mean local steps $\tau_k$", "premise": r"premise $\eta\,\tau_k L$",
     "beta": r"$\beta_{(k,i)}$", "delta": r"$\delta_{(k,i)}$ (log scale)", "A": r"$A_{(k,i)}$ (log scale)",
@@ -28,20 +31,21 @@ def draw(what: str, runs: Sequence[Run], path: Path) -> None:
         raise ValueError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} is no figure's name; it ends in {', '.join(SUFFIXES)}")
+    require_file(path)
     FIGURES[what](check_runs(runs), path)
 
 
 def _curves(runs: Sequence[Run], path: Path) -> None:
     if len(series.sections(runs)) > 1:
         tasks = dict.fromkeys(f"{run.experiment.model} on {run.experiment.data}" for run in runs)
-        raise ValueError(f"one figure of curves shows one task; these runs are of {', '.join(tasks)}")
+        raise ValueError(f"one figure of curves shows one task; these runs are of {shown(', '.join(tasks), 400)}")
     if not series.metrics(runs):
         raise ValueError("no round of these runs has a test value yet")
     curves(runs, path, "")
 
 
 def _adaptive(runs: Sequence[Run], what: str) -> Run:
-    found = next((run for run in runs if any(isinstance(line.get("A"), list) for line in run.rounds)), None)
+    found = next((run for run in runs if all(series.heat(run, name)["clients"] for name in ("A", "tau"))), None)
     if found is None:
         raise ValueError(f"the figure {what} needs a run of FedVeca of two rounds or more; none is here")
     return found
@@ -67,9 +71,9 @@ def tau(runs: Sequence[Run], path: Path) -> None:
         axes[0, 0].set_yticks(ticks, [str(seen["clients"][i]) for i in ticks])
         figure.colorbar(shown, ax=axes[0, 0], label=r"$\tau_{(k,i)}$", pad=0.01)
         if mix:
-            rows = dict(zip(mix["clients"], mix["labels"], strict=True))
-            share = [[n / max(1, sum(rows.get(i, [0]))) for n in rows.get(i, [])] for i in seen["clients"]]
-            known = np.array([row or [np.nan] * len(mix["labels"][0]) for row in share])
+            counts = np.array(mix["labels"], dtype=float)
+            share = dict(zip(mix["clients"], counts / np.maximum(1, counts.sum(1, keepdims=True)), strict=True))
+            known = np.array([share.get(i, np.full(counts.shape[1], np.nan)) for i in seen["clients"]])
             axes[0, 1].imshow(known, cmap="Blues", vmin=0, **look)
             axes[0, 1].set_yticks([])
             axes[0, 1].set_xlabel("label (darker: more)")
@@ -98,7 +102,7 @@ def instant(runs: Sequence[Run], path: Path) -> None:
                     axis.plot(seen["rounds"], y, color=colour, label=f"client {client}", **look)
             if name == "premise":
                 axis.axhline(1, color="#444444", linestyle=":")
-            if name in ("delta", "A"):
+            if name in ("delta", "A") and any((v or 0) > 0 for row in seen["z"] for v in row):
                 axis.set_yscale("log")
             axis.set_ylabel(label)
         for axis in axes[1]:
@@ -114,9 +118,11 @@ def partition(runs: Sequence[Run], path: Path) -> None:
     if found is None:
         raise ValueError("the figure partition needs a run folder with partition.json of several clients; none is here")
     counts = np.array(found["labels"], dtype=float)
+    if counts.shape[1] > LABELS:
+        raise ValueError(f"the figure partition shows at most {LABELS} labels; partition.json has {counts.shape[1]}")
     with plt.rc_context(STYLE):
         high = min(9.0, 1.2 + 0.3 * len(counts))
-        figure, axis = plt.subplots(figsize=(1.5 + 0.5 * counts.shape[1], high), layout="constrained")
+        figure, axis = plt.subplots(figsize=(min(400.0, 1.5 + 0.5 * counts.shape[1]), high), layout="constrained")
         y, x = np.nonzero(counts)
         axis.scatter(x, y, s=260 * counts[y, x] / counts.max() * min(1.0, 20 / len(counts)), color="#0072B2")
         ticks = series.thin(len(counts), 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -10,8 +9,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
+from fedveca.runs.reading import read_table
 from fedveca.runs.record import Run
-from fedveca.runs.sound import LARGEST
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 LOOK: dict[str, tuple[str, str, str]] = {
@@ -30,6 +29,9 @@ AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and 
 ALIKE = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # may differ within one curve
 RISING = ("accuracy", "r2", "score", "auc", "f1")  # parts of the names whose larger value is the better one
 WHICH = ("kept", "last")
+LARGEST = 1e100  # beyond it is no number of a run, and sums, squares and axes would overflow
+NAMES = 50  # of test values that can be shown together; a run records two or three
+PARTITION = 16 * 2**20  # bytes of partition.json
 
 
 class Curve(NamedTuple):
@@ -101,15 +103,20 @@ def sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or none."""
+    """A finite number that can be drawn, or none."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST else None
 
 
 def metrics(runs: Iterable[Run]) -> list[str]:
-    """What was measured of the model over the rounds: every test value, and the training loss."""
+    """What was measured of the model over the rounds: every test value, and the training loss.
+
+    ValueError for more names than can be shown.
+    """
     names = {n for run in runs for line in run.rounds for n, value in line.items() if number(value) is not None}
     first = [n for n in ("test_loss", "test_accuracy") if n in names]
     rest = sorted(n for n in names if n.startswith("test_") and n not in first)
+    if len(first + rest) > NAMES:
+        raise ValueError(f"rounds.jsonl has {len(first + rest)} names of test values; at most {NAMES} can be shown")
     return first + rest + [n for n in ("train_loss",) if n in names]
 
 
@@ -170,15 +177,22 @@ def heat(run: Run, name: str, clients: int = 100, rounds: int = 500) -> dict[str
 
 
 def partition(run: Run, clients: int = 100) -> dict[str, Any] | None:
-    """Rows of each label that each client owns, as the run folder has it: `clients`, `labels`, `sizes`, `all`."""
+    """Rows of each label that each client owns, as the run folder has it: `clients`, `labels`, `sizes`, `all`.
+
+    None where there is no partition.json, or one that no run writes.
+    """
     try:
-        told = json.loads((run.folder / "partition.json").read_text("utf-8")) if run.folder else {}
-        pick = thin(len(told["clients"]), clients)
-        ids, sizes, labels = ([told[name][i] for i in pick] for name in ("clients", "sizes", "labels"))
-        whole = all(number(n) is not None for n in [*ids, *sizes, told["all"], *(n for row in labels for n in row)])
-        return {"clients": ids, "sizes": sizes, "labels": labels, "all": told["all"]} if whole and ids else None
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, IndexError):
+        told = read_table(run.folder, "partition.json", PARTITION) if run.folder else {}
+    except (OSError, ValueError):
         return None
+    ids, sizes, labels = (_list(told.get(name)) for name in ("clients", "sizes", "labels"))
+    wide = len(_list(labels[0])) if labels else 0
+    if not wide or not len(ids) == len(sizes) == len(labels) or any(len(_list(row)) != wide for row in labels):
+        return None
+    if not all(map(_count, [told.get("all"), *ids, *sizes, *(n for row in labels for n in row)])):
+        return None
+    ids, sizes, labels = ([values[i] for i in thin(len(ids), clients)] for values in (ids, sizes, labels))
+    return {"clients": ids, "sizes": sizes, "labels": labels, "all": told["all"]}
 
 
 def closing(run: Run) -> dict[str, dict[str, Any]]:
@@ -224,6 +238,10 @@ def thin(length: int, most: int) -> list[int]:
     if length <= most:
         return list(range(length))
     return [round(i * (length - 1) / (most - 1)) for i in range(most)]
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _list(value: Any) -> list[Any]:

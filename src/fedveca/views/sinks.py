@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, shown
+from fedveca.runs.reading import require_inside
 from fedveca.runs.record import Run
 
 
@@ -41,6 +42,7 @@ class TensorBoard:
     """Event files in the run folder's `tensorboard`; the kept model as histograms of its parameters."""
 
     def __init__(self, e: Experiment, folder: Path, key: str) -> None:
+        require_inside(folder, "tensorboard")
         summary = importlib.import_module("torch.utils.tensorboard.summary")
         self.writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
         self.key = "tensorboard"
@@ -80,21 +82,35 @@ class MLflow:
         place = os.environ.get("MLFLOW_TRACKING_URI", "")
         local = (folder / "mlflow").absolute()
         if not place:
+            require_inside(folder, "mlflow")
             local.mkdir(exist_ok=True)
         self.client = importlib.import_module("mlflow.tracking").MlflowClient(place or f"sqlite:///{local}/mlflow.db")
-        self.key = key or self._start(e, folder, "" if place else (local / "artifacts").as_uri())
+        self.key = key or self._start(folder, "" if place else (local / "artifacts").as_uri())
+        if not place:
+            self._require_local(local)
         if key:
             self.client.update_run(key, "RUNNING")
+        else:
+            self._describe(e, folder)
 
-    def _start(self, e: Experiment, folder: Path, artifacts: str) -> str:
+    def _require_local(self, local: Path) -> None:
+        """ValueError where the store in the run folder has artifacts written elsewhere."""
+        place = self.client.get_run(self.key).info.artifact_uri
+        parts = urlsplit(place)
+        path = Path(unquote(parts.path)).resolve()
+        if parts.scheme != "file" or parts.netloc or not path.is_relative_to(local.resolve()):
+            raise ValueError(f"mlflow/mlflow.db puts artifacts outside of the run folder, at {shown(place)}")
+
+    def _start(self, folder: Path, artifacts: str) -> str:
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedveca")
         there = self.client.get_experiment_by_name(named)
         home = there.experiment_id if there else self.client.create_experiment(named, artifacts or None)
-        run = self.client.create_run(home, run_name=folder.name).info.run_id
+        return str(self.client.create_run(home, run_name=folder.name).info.run_id)
+
+    def _describe(self, e: Experiment, folder: Path) -> None:
         settings = [self.entities.Param(k, str(v)[:500]) for k, v in asdict(e).items()]
-        self.client.log_batch(run, params=settings[:100])
-        self.client.log_artifact(run, str(folder / "experiment.toml"))
-        return str(run)
+        self.client.log_batch(self.key, params=settings[:100])
+        self.client.log_artifact(self.key, str(folder / "experiment.toml"))
 
     def send(self, rounds: list[Values]) -> None:
         now = int(time.time() * 1000)
@@ -116,6 +132,8 @@ class WandB:
     """Online where a key is known, else offline into the run folder; WANDB_MODE decides where it is set."""
 
     def __init__(self, e: Experiment, folder: Path, key: str) -> None:
+        for place in ("wandb", ".wandb"):
+            require_inside(folder, place, "debug-core.log")  # which W&B makes, and no one writes through
         self.wandb = importlib.import_module("wandb")
         self.key = key or uuid.uuid4().hex[:12]
         mode = os.environ.get("WANDB_MODE") or ("online" if _wandb_key() else "offline")

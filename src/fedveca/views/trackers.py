@@ -10,22 +10,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
+import re
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.experiment import Experiment
-from fedveca.runs.files import leads_out, read_inside
+from fedveca.runs.experiment import Experiment, shown
+from fedveca.runs.reading import read_table
 from fedveca.runs.record import Run, whole, writing
-from fedveca.runs.sound import table
+from fedveca.runs.sound import LARGEST
 from fedveca.views.sinks import MAKERS, Tracker, Values
 
 CLIENTS = 20  # up to so many, each client's numbers have a name of their own
 EVERY = 1.0  # seconds of rounds that are sent together
 NOTES = "trackers.json"
+KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a run, as trackers name it
 
 
 class TrackerFailed(UserWarning):
@@ -59,9 +60,9 @@ class Tracking:
         self.e, self.folder, self.trackers = e, folder, dict[str, Tracker]()
         self.waiting: list[Values] = []
         self.sent, self.flushed, self.ended = dict[str, int](), time.monotonic(), False
-        if folder is None:
-            said = f"track={e.track} needs a run folder; the run goes on without it"
-            warnings.warn(TrackerFailed(said), stacklevel=4)
+        if folder is None or (folder / NOTES).is_dir():
+            need = "a run folder" if folder is None else f"a file {NOTES}, which is a folder here"
+            warnings.warn(TrackerFailed(f"track={e.track} needs {need}; the run goes on without it"), stacklevel=4)
             return
         notes = _notes(folder)
         past = [values(line, e.clients) for line in former]
@@ -72,11 +73,9 @@ class Tracking:
 
     def _open(self, name: str, note: dict[str, Any], past: list[Values]) -> None:
         assert self.folder
-        if leads_out(self.folder, name):
-            raise ValueError(f"{name} is a link that leads out of the run folder, or holds one")
-        tracker = MAKERS[name](self.e, self.folder, str(note.get("key", "")))
+        tracker = MAKERS[name](self.e, self.folder, note.get("key", ""))
         self.trackers[name] = tracker
-        self.sent[name] = note["sent"] if type(note.get("sent")) is int else 0
+        self.sent[name] = note.get("sent", 0)
         tracker.send(past[self.sent[name] :])
         self.sent[name] = max(self.sent[name], len(past))
 
@@ -120,7 +119,7 @@ class Tracking:
         except ModuleNotFoundError as error:
             said = f"track={name} needs the extra fedveca[track]: pip install 'fedveca[track]' ({error})"
         except Exception as error:  # whatever a tracker does, the run matters more
-            said = f"track={name} failed: {' '.join(str(error).split())[:300] or type(error).__name__}"
+            said = f"track={name} failed: {shown(' '.join(str(error).split()), 300) or type(error).__name__}"
         tracker = self.trackers.pop(name, None)
         if tracker:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -144,13 +143,14 @@ def values(line: dict[str, Any], clients: int) -> Values:
     """Every recorded name as numbers: `tau_k`, `tau/client_3`; of many clients the least, the mean and the greatest."""
     numbers: dict[str, float] = {}
     many: dict[str, list[float]] = {}
+    ids = line.get("ids", [])
     for name, value in line.items():
-        if name in ("left_out", "faults"):
+        if name in ("left_out", "faults") and isinstance(value, list | dict):
             numbers[name] = len(value)
         elif name not in ("round", "ids") and _number(value):
             numbers[name] = float(value)
-        elif name != "ids" and isinstance(value, list) and len(value) == len(line["ids"]):
-            known = {i: float(v) for i, v in zip(line["ids"], value, strict=True) if _number(v)}
+        elif name != "ids" and isinstance(value, list) and len(value) == len(ids):
+            known = {i: float(v) for i, v in zip(ids, value, strict=True) if _number(v)}
             if clients <= CLIENTS:
                 numbers |= {f"{name}/client_{i}": v for i, v in known.items()}
             elif known:
@@ -160,15 +160,20 @@ def values(line: dict[str, Any], clients: int) -> Values:
 
 
 def _notes(folder: Path) -> dict[str, Any]:
-    """What is noted of former trackers; nothing where the file cannot be read."""
+    """What is noted of former trackers; nothing where the file cannot be what a run wrote."""
     try:
-        told = table(read_inside(folder, NOTES, 2**20).decode("utf-8"), NOTES)
-        return {name: note for name, note in told.items() if isinstance(note, dict)}
+        told = read_table(folder, NOTES)
     except (OSError, ValueError):
         return {}
+    return {name: note for name, note in told.items() if name in MAKERS and _noted(note)}
+
+
+def _noted(note: Any) -> bool:
+    if not isinstance(note, dict) or note.keys() != {"key", "sent"}:
+        return False
+    key, sent = note["key"], note["sent"]
+    return isinstance(key, str) and bool(KEY.fullmatch(key)) and type(sent) is int and sent >= 0
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
+    return isinstance(value, int | float) and abs(value) <= LARGEST
