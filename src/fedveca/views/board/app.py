@@ -38,12 +38,11 @@ class Desk:
         with self._lock:
             if name not in self._followed:
                 try:
-                    settings = files.toml(folder / "experiment.toml")
+                    settings = files.settings(folder / "experiment.toml")
                 except ValueError:
                     settings = {}
-                clients, rounds = (v if type(v := settings.get(k)) is int else 1 for k in ("clients", "rounds"))
-                clients = 1 if settings.get("method") == "centralised" else clients
-                self._followed[name] = Follow(folder / "rounds.jsonl", clients, rounds)
+                clients = 1 if settings.get("method") == "centralised" else settings.get("clients", 1)
+                self._followed[name] = Follow(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
             self._followed.move_to_end(name)
             while len(self._followed) > FOLLOWED:
                 self._followed.popitem(last=False)

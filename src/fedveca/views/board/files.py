@@ -14,6 +14,9 @@ from typing import Any, BinaryIO
 from fedveca.runs.sound import LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
+SETTINGS, DOTS = 2**16, 1000  # bytes and dots of experiment.toml: tomllib takes the square of a dotted key's length
+DEEPEST = 32  # lists and tables within each other
+LARGEST_COUNT = 2**31 - 1  # of clients and rounds, as in Experiment
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -53,26 +56,41 @@ def held(path: Path) -> bool | None:
 def toml(path: Path) -> dict[str, Any]:
     """ValueError in one sentence where it cannot be read."""
     try:
-        return {name: _plain(value) for name, value in tomllib.loads(_text(path)).items()}
+        text = _text(path, SETTINGS)
+        if text.count(".") > DOTS:
+            raise ValueError(f"it has more than {DOTS} dots")
+        return {name: plain(value) for name, value in tomllib.loads(text).items()}
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise _invalid(path, error) from error
+
+
+def settings(path: Path) -> dict[str, Any]:
+    """The settings of a run; ValueError in one sentence where a number of clients or rounds is not possible."""
+    found = toml(path)
+    for name in ("clients", "rounds"):
+        if name in found and not (type(found[name]) is int and 1 <= found[name] <= LARGEST_COUNT):
+            given = f"{found[name]!s:.40}" if isinstance(found[name], str | int | float) else "that"
+            raise ValueError(f"{path.name} is invalid: {name} = {given} is not allowed; allowed: 1 to {LARGEST_COUNT}")
+    return found
 
 
 def table(path: Path) -> dict[str, Any]:
     """A JSON file's names; ValueError in one sentence where it holds none."""
     try:
-        content = json.loads(_text(path))
+        content = plain(json.loads(_text(path, MOST)))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise _invalid(path, error) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is no table of names")
-    return {name: _plain(value) for name, value in content.items()}
+    return content
 
 
 def line(content: bytes) -> dict[str, Any] | None:
     """One line of rounds.jsonl; None where it is no table with a round."""
     try:
         parsed = json.loads(content)
+        if content.count(b"[") + content.count(b"{") > DEEPEST:  # else it cannot be nested deeper
+            plain(parsed)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or type(parsed.get("round")) is not int or not 0 <= parsed["round"] < 2**31:
@@ -80,8 +98,8 @@ def line(content: bytes) -> dict[str, Any] | None:
     return parsed
 
 
-def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
-    """The last whole lines of rounds.jsonl, the last one first; only the file's end is read."""
+def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any] | None]:
+    """The last whole lines of rounds.jsonl, the last one first, None for an invalid one; only the end is read."""
     with opened(path) as file:
         size = file.seek(0, os.SEEK_END)
         while True:
@@ -89,25 +107,32 @@ def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
             file.seek(start)
             parts = file.read(size - start).split(b"\n")[0 if start == 0 else 1 : -1]
             if parts or start == 0 or block > MOST:
-                yield from filter(None, map(line, reversed(parts)))
+                yield from map(line, reversed(parts))
                 return
             block *= 8
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can say: no number beyond a float's range, TOML's dates as text."""
+def plain(value: Any, left: int = DEEPEST) -> Any:
+    """What JSON can say: no number beyond a float's range, TOML's dates as text; ValueError where it nests deeper."""
+    if isinstance(value, dict | list) and not left:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
     if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
+        return {name: plain(v, left - 1) for name, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v, left - 1) for v in value]
     if isinstance(value, int | float):
         return value if abs(value) <= LARGEST else None
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def _text(path: Path) -> str:
+def _invalid(path: Path, error: Exception) -> ValueError:
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+    return ValueError(f"{path.name} cannot be read: {why!s:.400}")
+
+
+def _text(path: Path, most: int) -> str:
     with opened(path) as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise ValueError(f"it is larger than {MOST} bytes")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most} bytes")
     return content.decode()

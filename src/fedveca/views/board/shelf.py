@@ -17,6 +17,7 @@ SILENT = 10.0  # seconds without a new round after which its lock is asked
 SETTLED = 2.0  # seconds after which a folder's date can be trusted to tell of the next change
 DEPTH = 12
 SETTINGS = ("method", "data", "model", "partition", "clients", "seed")
+LETTERS = 200  # of a setting in the list
 
 
 class Place(NamedTuple):
@@ -103,43 +104,54 @@ class Shelf:
 
 
 def _read(folder: Path, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
-    """What the list shows of a run, and whether it has ended; what cannot be read is said in `why`."""
+    """What the list shows of a run, and whether it has ended; what cannot be read is said in `invalid`."""
     row: dict[str, Any] = dict.fromkeys(SETTINGS) | {"rounds": 0, "of": None, "accuracy": None, "loss": None}
-    row["why"], ended = "", False
-    try:
-        settings = files.toml(folder / "experiment.toml")
-        row |= {key: v for key in SETTINGS if isinstance(v := settings.get(key), str | int | float)}
-        row["of"] = settings["rounds"] if type(settings.get("rounds")) is int else None
-    except ValueError as error:
-        row["why"] = str(error)
-    if stamps[2]:
+    row |= {"why": "", "stopped": False, "ended": False}
+    wrong = []
+    for there, part in ((stamps[0], _settings), (stamps[2], _rounds), (stamps[1], _summary)):
         try:
-            for line in files.ends(folder / "rounds.jsonl"):
-                row["rounds"] = max(row["rounds"], line["round"] + 1)
-                row |= _scores(line)
-                if row["accuracy"] is not None:
-                    break
-        except OSError as error:
-            row["why"] = str(error)
-    if stamps[1]:
-        try:
-            summary, ended = files.table(folder / "summary.json"), True
-            row |= _scores(summary.get("kept"))
-            row["why"] = str(summary["stopped"])[:500] if summary.get("stopped") else row["why"]
-            row["stopped"] = bool(summary.get("stopped"))
-        except ValueError as error:
-            row["why"] = str(error)
+            row |= part(folder) if there else {}
+        except Exception as error:  # whatever one folder holds, the rows of the others stay
+            wrong.append(f"{error!s:.500}" or type(error).__name__)
+    row["invalid"] = "; ".join(wrong)
     row["began"] = (stamps[0] or stamps[2] or (0, 0, 0))[2] / 1e9
     row["changed"] = max(s[2] for s in (*stamps, (0, 0, 0)) if s) / 1e9
-    return row, ended
+    return row, row.pop("ended")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = files.settings(folder / "experiment.toml")
+    known = {key: v for key in SETTINGS if isinstance(v := settings.get(key), str | int | float)}
+    return {key: v[:LETTERS] if isinstance(v, str) else v for key, v in known.items()} | {"of": settings.get("rounds")}
+
+
+def _rounds(folder: Path) -> dict[str, Any]:
+    """From the last lines: how many rounds are done, and the scores where they were last recorded."""
+    row, lines = {"rounds": 0}, 0
+    for line in files.ends(folder / "rounds.jsonl"):
+        lines += 1
+        if line:
+            row = {"rounds": max(row["rounds"], line["round"] + 1)} | _scores(line)
+            if row["accuracy"] is not None:
+                break
+    if lines and not row["rounds"]:
+        raise ValueError("rounds.jsonl cannot be read: none of its last lines is one of a run")
+    return row
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    summary = files.table(folder / "summary.json")
+    stopped = summary.get("stopped")
+    why = {"stopped": True, "why": str(stopped)[:500]} if stopped else {}
+    return _scores(summary.get("kept")) | {"ended": True} | why
 
 
 def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
     """The row with its state, and why where it neither runs nor is finished."""
     row = dict(facts.row)
-    stopped = row.pop("stopped", False)
+    stopped, invalid = row.pop("stopped"), row.pop("invalid")
     row["state"], why = ("stopped" if stopped else "finished", "") if facts.ended else _pulse(facts, now, folder)
-    row["why"] = row["why"] or why
+    row |= {"state": "invalid", "why": invalid} if invalid else {"why": row["why"] or why}
     rounds, since = facts.first
     done, passed = row["rounds"] - rounds, row["changed"] - since
     if row["state"] == "running" and row["of"] and done > 0 and passed > 1:

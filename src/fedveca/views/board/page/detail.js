@@ -42,7 +42,7 @@ export class Log {
       const last = log.first + log.lines.length;
       return [
         make("h3", {}, ...named(id, i)),
-        make("p", { class: row?.state === "stopped" ? "note wrong" : "note" }, [
+        make("p", { class: ["stopped", "invalid"].includes(row?.state) ? "note wrong" : "note" }, [
           row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round is over yet",
         ].filter(Boolean).join(" · ")),
         make("p", { class: "note" },
