@@ -29,7 +29,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp(path: Path | str) -> tuple[int, int, int] | None:
     """Changes when a plain file does; None where there is none."""
     try:
         seen = os.lstat(path)

@@ -17,6 +17,7 @@ SILENT = 10.0  # seconds without a new round after which its lock is asked
 SETTLED = 2.0  # seconds after which a folder's date can be trusted to tell of the next change
 DEPTH = 12
 SETTINGS = ("method", "data", "model", "partition", "clients", "seed")
+FILES = ("experiment.toml", "summary.json", "rounds.jsonl", ".lock")
 LETTERS = 200  # of a setting in the list
 
 
@@ -54,7 +55,7 @@ class Shelf:
             names = list(self._walk("", 0))
             self._facts = {name: self._look(name) for name in names}
             now = time.time()
-            rows = [_now(facts, now, self.root / name) | {"id": name} for name, facts in self._facts.items()]
+            rows = [_now(facts, now, f"{self.root}/{name}") | {"id": name} for name, facts in self._facts.items()]
         return sorted(rows, key=lambda row: (-row["began"], row["id"]))
 
     def folder(self, name: str) -> Path:
@@ -75,7 +76,7 @@ class Shelf:
                 yield from self._walk(f"{name}/{below}" if name else below, depth + 1)
 
     def _place(self, name: str) -> Place:
-        path, looked = self.root / name, time.time()
+        path, looked = f"{self.root}/{name}", time.time()
         try:
             seen = os.lstat(path)
             before = self._places.get(name)
@@ -89,16 +90,16 @@ class Shelf:
         except OSError:
             return Place(0, looked, False, ())
         below = sorted(n for n, folder in kinds.items() if folder and not n.startswith(".") and _printable(n))
-        holds = files.stamp(path / "experiment.toml") is not None
+        holds = files.stamp(f"{path}/experiment.toml") is not None
         self._places[name] = Place(seen.st_mtime_ns, looked, holds, tuple(below))
         return self._places[name]
 
     def _look(self, name: str) -> Facts:
-        folder, before = self.root / name, self._facts.get(name)
-        stamps = tuple(files.stamp(folder / f) for f in ("experiment.toml", "summary.json", "rounds.jsonl", ".lock"))
+        folder, before = f"{self.root}/{name}", self._facts.get(name)
+        stamps = tuple(files.stamp(f"{folder}/{f}") for f in FILES)
         if before and before.stamps == stamps:
             return before
-        row, ended = _read(folder, stamps)
+        row, ended = _read(Path(folder), stamps)
         first = before.first if before and before.first[0] <= row["rounds"] else (row["rounds"], time.time())
         return Facts(stamps, row, ended, first, bool(stamps[3]) or (before is not None and before.locked))
 
@@ -146,7 +147,7 @@ def _summary(folder: Path) -> dict[str, Any]:
     return _scores(summary.get("kept")) | {"ended": True} | why
 
 
-def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
+def _now(facts: Facts, now: float, folder: str) -> dict[str, Any]:
     """The row with its state, and why where it neither runs nor is finished."""
     row = dict(facts.row)
     stopped, invalid = row.pop("stopped"), row.pop("invalid")
@@ -159,11 +160,11 @@ def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _pulse(facts: Facts, now: float, folder: Path) -> tuple[str, str]:
+def _pulse(facts: Facts, now: float, folder: str) -> tuple[str, str]:
     """The state of a run without a summary: its lock decides, else the clock."""
     silent, lock = now - facts.row["changed"], facts.stamps[3]
     if lock and silent > SILENT:
-        alive = files.held(folder / ".lock")
+        alive = files.held(Path(folder, ".lock"))
         if alive is not None:
             return ("running", "") if alive else ("killed", "its process is gone; fedveca run --resume goes on with it")
     elif not lock and facts.locked:
