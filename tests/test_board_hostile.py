@@ -59,6 +59,8 @@ def peak_bytes(follow: Follow) -> int:
         ("summary.json", f'{{"kept": {{}}, "x": {DEEP}}}', "summary.json cannot be read: it is nested"),
         ("summary.json", f'{{"kept": {{}}, "x": {DEEP * 100}', "summary.json cannot be read: "),
         ("summary.json", '{"stopped": ' + "[" * 100 + "]" * 100 + "}", "summary.json cannot be read: it is nested"),
+        ("summary.json", '{"x": [' + "[]," * 2**17 + "[]]}", "summary.json cannot be read: it has more than 131072"),
+        ("rounds.jsonl", '{"round": 0, "x": [' + "[]," * 2**17 + "[]]}\n", "rounds.jsonl cannot be read: none of"),
         ("experiment.toml", ".".join("a" * 30_000) + " = 1", "experiment.toml cannot be read: it has more than"),
         ("experiment.toml", ".".join("a" * 900) + " = 1", "experiment.toml cannot be read: it is nested"),
         ("experiment.toml", f'method = "{"a" * 2**16}"', "experiment.toml cannot be read: it is larger than"),

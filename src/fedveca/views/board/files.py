@@ -15,7 +15,7 @@ from fedveca.runs.sound import LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
 SETTINGS, DOTS = 2**16, 1000  # bytes and dots of experiment.toml: tomllib takes the square of a dotted key's length
-DEEPEST = 32  # lists and tables within each other
+DEEPEST, PARTS = 32, 2**17  # lists and tables within each other, and in all: an empty one takes 30 times its text
 LARGEST_COUNT = 2**31 - 1  # of clients and rounds, as in Experiment
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -59,7 +59,7 @@ def toml(path: Path) -> dict[str, Any]:
         text = _text(path, SETTINGS)
         if text.count(".") > DOTS:
             raise ValueError(f"it has more than {DOTS} dots")
-        return {name: plain(value) for name, value in tomllib.loads(text).items()}
+        return {name: plain(value) for name, value in _shallow(tomllib.loads(text)).items()}
     except (OSError, ValueError, RecursionError) as error:
         raise _invalid(path, error) from error
 
@@ -77,7 +77,7 @@ def settings(path: Path) -> dict[str, Any]:
 def table(path: Path) -> dict[str, Any]:
     """A JSON file's names; ValueError in one sentence where it holds none."""
     try:
-        content = plain(json.loads(_text(path, MOST)))
+        content = plain(_parse(_text(path, MOST).encode()))
     except (OSError, ValueError, RecursionError) as error:
         raise _invalid(path, error) from error
     if not isinstance(content, dict):
@@ -88,9 +88,7 @@ def table(path: Path) -> dict[str, Any]:
 def line(content: bytes) -> dict[str, Any] | None:
     """One line of rounds.jsonl; None where it is no table with a round."""
     try:
-        parsed = json.loads(content)
-        if content.count(b"[") + content.count(b"{") > DEEPEST:  # else it cannot be nested deeper
-            plain(parsed)
+        parsed = _parse(content)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or type(parsed.get("round")) is not int or not 0 <= parsed["round"] < 2**31:
@@ -112,17 +110,34 @@ def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any] | None]:
             block *= 8
 
 
-def plain(value: Any, left: int = DEEPEST) -> Any:
-    """What JSON can say: no number beyond a float's range, TOML's dates as text; ValueError where it nests deeper."""
-    if isinstance(value, dict | list) and not left:
-        raise ValueError(f"it is nested more than {DEEPEST} deep")
+def plain(value: Any) -> Any:
+    """What JSON can say: no number beyond a float's range, TOML's dates as text."""
     if isinstance(value, dict):
-        return {name: plain(v, left - 1) for name, v in value.items()}
+        return {name: plain(v) for name, v in value.items()}
     if isinstance(value, list):
-        return [plain(v, left - 1) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, int | float):
         return value if abs(value) <= LARGEST else None
     return value if value is None or isinstance(value, str) else str(value)
+
+
+def _parse(content: bytes) -> Any:
+    """JSON that is neither nested too deeply nor made of too many parts."""
+    parts = content.count(b"[") + content.count(b"{")
+    if parts > PARTS:
+        raise ValueError(f"it has more than {PARTS} lists and tables")
+    return json.loads(content) if parts <= DEEPEST else _shallow(json.loads(content))
+
+
+def _shallow(value: Any) -> Any:
+    """The value; ValueError where it is nested too deeply."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [v for values in inner for v in values if isinstance(v, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
 
 
 def _invalid(path: Path, error: Exception) -> ValueError:
