@@ -173,7 +173,7 @@ def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     with open(folder / "rounds.jsonl", "r+") as rounds:
         rounds.write("#" * (size - 1) + "\n" + json.dumps(line(3, [9, 9])) + '\n{"round": 4, "ta')
     follow.read()
-    assert list(follow.columns["round"]) == [0, 1, 2, 3]
+    assert list(follow.columns["round"].values) == [0, 1, 2, 3]
     assert follow.damaged == 0
     with open(folder / "rounds.jsonl", "a") as rounds:
         rounds.write('u": [1, 1], "ids": [0, 1]}\n')
@@ -241,7 +241,10 @@ def test_blocks_are_means_of_what_is_there() -> None:
     matrix = np.arange(35.0).reshape(5, 7)
     matrix[0, 0] = np.nan
     matrix[4] = np.nan
-    means, tall, wide = thin.blocks(matrix, 3, 4)
+    down, across = np.indices(matrix.shape)
+    pieces = [(down[:2].ravel(), across[:2].ravel(), matrix[:2].ravel())]
+    pieces.append((down[2:].ravel(), across[2:].ravel(), matrix[2:].ravel()))
+    means, tall, wide = thin.blocks(pieces, (5, 7), 3, 4)
     assert (tall, wide, means.shape) == (2, 2, (3, 4))
     assert means[0, 0] == pytest.approx(np.nanmean(matrix[:2, :2]))
     assert means[1, 3] == pytest.approx(matrix[2:4, 6].mean())

@@ -207,6 +207,34 @@ def test_list_by_keyboard_and_names_that_are_tags(browser: Any, address: str) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("filled")
+def test_a_hostile_run_takes_no_tab_from_the_others(browser: Any, root: Path, address: str) -> None:
+    bad = root / "hostile"
+    bad.mkdir()
+    (bad / "experiment.toml").write_text(f"clients = {10**18}\n[x]\ntoString = 1\n")
+    (bad / "environment.json").write_text('{"x": {"toString": 1, "valueOf": 1}}')
+    (bad / "summary.json").write_text('{"stopped": {"toString": 1}, "kept": 7}')
+    (bad / "rounds.jsonl").write_text('{"round": 0, "left_out": "abc", "test_loss": "x", "tau": {"length": 3}}\n')
+    page = Page(browser, f"{address}#run=hostile&run=filled-a", viewport={"width": 1200, "height": 1500})
+    view = page.page
+    page.until(lambda: page.chart("test_loss", "plot.data[1].x.length") == 40)
+    row = view.locator("tr[data-id=hostile] .state")
+    page.until(lambda: row.inner_text() == "invalid")
+    assert f"clients = {10**18} is not allowed" in str(row.get_attribute("title"))
+    view.get_by_role("tab", name="Settings").click()
+    page.until(lambda: "made with" not in view.inner_text("#settings") and "alpha" in view.inner_text("#settings"))
+    view.locator("#settings input").check()
+    page.until(lambda: "made with" in view.inner_text("#settings"))
+    view.get_by_role("tab", name="Log").click()
+    page.until(lambda: "round 40/40" in view.inner_text("#log"))
+    assert "round 1  invalid" in view.inner_text("#log")
+    view.get_by_role("tab", name="Faults").click()
+    page.until(lambda: "hostile stopped: invalid" in view.inner_text("#faults"))
+    page.end(address)
+    shutil.rmtree(bad)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_overflows(browser: Any, address: str, scheme: str) -> None:
     phone = {"width": 390, "height": 844}

@@ -36,6 +36,9 @@ def _board(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
         if not 0 <= args.port <= 65535:
             raise ValueError(f"--port {args.port} is out of range; allowed: 0 to 65535")
+        if not args.host.strip() or not all(name.strip() for name in args.name):
+            wrong, like = ("--host", "127.0.0.1") if not args.host.strip() else ("--name", "board.example")
+            raise ValueError(f"{wrong} is empty; allowed: an address or a name, such as {like}")
         secret = token() if args.token or not loopback(args.host) else ""
         application = app(args.runs, host=args.host, token=secret, names=tuple(args.name))
     except ModuleNotFoundError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from fedveca.views.board.shelf import Shelf
 from fedveca.views.script import plotly
 
 FOLLOWED = 32  # runs whose columns stay in memory
+WORKING = 4  # questions that are worked on at a time
+SLICE, HELD = 2**16, 2**28  # bytes of an answer that are written at a time, and of all answers that wait to be read
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -38,12 +43,11 @@ class Desk:
         with self._lock:
             if name not in self._followed:
                 try:
-                    settings = files.toml(folder / "experiment.toml")
+                    settings = files.settings(folder / "experiment.toml")
                 except ValueError:
                     settings = {}
-                clients, rounds = (v if type(v := settings.get(k)) is int else 1 for k in ("clients", "rounds"))
-                clients = 1 if settings.get("method") == "centralised" else clients
-                self._followed[name] = Follow(folder / "rounds.jsonl", clients, rounds)
+                clients = 1 if settings.get("method") == "centralised" else settings.get("clients", 1)
+                self._followed[name] = Follow(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
             self._followed.move_to_end(name)
             while len(self._followed) > FOLLOWED:
                 self._followed.popitem(last=False)
@@ -110,7 +114,7 @@ class Query:
     """What an address asks for, checked; ValueError in one sentence."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self.pairs = pairs
+        self.pairs, self.asked = pairs, time.monotonic()
 
     def many(self, key: str, most: int) -> list[str]:
         given = list(dict.fromkeys(v for k, v in self.pairs if k == key))
@@ -147,29 +151,74 @@ class Query:
         return int(value)
 
 
+class Shared:
+    """One answer for all who asked before it was begun: many who look at once cost little more than one."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._began, self._body = -math.inf, b""
+
+    def __call__(self, asked: float) -> bytes:
+        with self._lock:
+            if self._began <= asked:
+                began = time.monotonic()
+                self._body, self._began = self._make(), began
+            return self._body
+
+
 def app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[str, ...] = ()) -> Guard:
     """The board over the runs below `root`, behind its guard."""
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.responses import FileResponse, Response
     from starlette.routing import Route
 
-    desk = Desk(root)
+    desk, working, held = Desk(root), asyncio.Semaphore(WORKING), [0]
 
-    def answers(ask: Callable[[Query], Any]) -> Any:
-        def endpoint(request: Request) -> Response:
+    class Sliced(Response):
+        """Sent piece by piece as it is read: what a slow reader holds is the body, which others may share."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            last = max(0, len(self.body) - 1) // SLICE * SLICE
+            for at in range(0, last + 1, SLICE):
+                piece = bytes(self.body[at : at + SLICE])
+                await send({"type": "http.response.body", "body": piece, "more_body": at < last})
+
+    class Own(Sliced):
+        """A body that nobody shares: all that are being sent together are bounded."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if held[0] and held[0] + len(self.body) > HELD:
+                busy = {"error": "too many answers are being read slowly; ask again later"}
+                await Response(_json(busy), 503, media_type="application/json")(scope, receive, send)
+                return
+            held[0] += len(self.body)
             try:
-                status, content = 200, ask(Query(request.query_params.multi_items()))
+                await super().__call__(scope, receive, send)
+            finally:
+                held[0] -= len(self.body)
+
+    def answers(ask: Callable[[Query], bytes], kind: type[Response]) -> Any:
+        def work(query: Query) -> tuple[int, bytes, str]:
+            try:
+                status, body = 200, ask(query)
             except LookupError as error:
-                status, content = 404, {"error": str(error.args[0])}
+                status, body = 404, _json({"error": str(error.args[0])})
             except (ValueError, OSError) as error:
-                status, content = 400, {"error": str(error)}
-            body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-            tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+                status, body = 400, _json({"error": str(error)})
+            return status, body, f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+
+        async def endpoint(request: Request) -> Response:
+            query = Query(request.query_params.multi_items())
+            async with working:
+                status, body, tag = await run_in_threadpool(work, query)
             headers = {"etag": tag, "cache-control": "no-cache"}
             if status == 200 and request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=headers)
-            return Response(body, status, headers, "application/json")
+            return kind(body, status, headers, "application/json")
 
         return endpoint
 
@@ -180,23 +229,34 @@ def app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[st
         return endpoint
 
     def script(request: Request) -> Response:
-        headers = {"etag": f'"{len(plotly())}"', "cache-control": "max-age=3600"}
-        return Response(plotly(), headers=headers, media_type="text/javascript")
+        headers = {"etag": f'"{len(_script())}"', "cache-control": "max-age=3600"}
+        return Sliced(_script(), headers=headers, media_type="text/javascript")
 
     page = Path(str(resources("fedveca") / "views" / "board" / "page"))
     routes = [Route(f"/{path.name}", serves(path)) for path in sorted(page.iterdir()) if path.suffix in TYPES]
     routes += [Route("/", serves(page / "board.html")), Route("/plotly.js", script)]
-    asks = (desk.runs, desk.run, desk.curves, desk.heat, desk.log)
-    routes += [Route(f"/api/{ask.__name__}", answers(ask)) for ask in asks]
+    runs = Shared(lambda: _json(desk.runs(Query([]))))
+    routes += [Route("/api/runs", answers(lambda query: runs(query.asked), Sliced))]
+    asks = (desk.run, desk.curves, desk.heat, desk.log)
+    routes += [Route(f"/api/{ask.__name__}", answers(_encoding(ask), Own)) for ask in asks]
     return Guard(Starlette(routes=routes), host, token, names)
 
 
 def serve(application: Guard, listening: socket.socket) -> None:
     """Until Ctrl-C."""
-    import uvicorn
+    from fedveca.views.board.connections import server
 
-    config = uvicorn.Config(
-        application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+    server(application).run(sockets=[listening])
+
+
+def _encoding(ask: Callable[[Query], Any]) -> Callable[[Query], bytes]:
+    return lambda query: _json(ask(query))
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+
+@cache
+def _script() -> bytes:
+    return plotly().encode()

@@ -14,6 +14,9 @@ from typing import Any, BinaryIO
 from fedveca.runs.sound import LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
+SETTINGS, DOTS = 2**16, 1000  # bytes and dots of experiment.toml: tomllib takes the square of a dotted key's length
+DEEPEST, PARTS = 32, 2**17  # lists and tables within each other, and in all: an empty one takes 30 times its text
+LARGEST_COUNT = 2**31 - 1  # of clients and rounds, as in Experiment
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -26,7 +29,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp(path: Path | str) -> tuple[int, int, int] | None:
     """Changes when a plain file does; None where there is none."""
     try:
         seen = os.lstat(path)
@@ -53,26 +56,39 @@ def held(path: Path) -> bool | None:
 def toml(path: Path) -> dict[str, Any]:
     """ValueError in one sentence where it cannot be read."""
     try:
-        return {name: _plain(value) for name, value in tomllib.loads(_text(path)).items()}
+        text = _text(path, SETTINGS)
+        if text.count(".") > DOTS:
+            raise ValueError(f"it has more than {DOTS} dots")
+        return {name: plain(value) for name, value in _shallow(tomllib.loads(text)).items()}
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise _invalid(path, error) from error
+
+
+def settings(path: Path) -> dict[str, Any]:
+    """The settings of a run; ValueError in one sentence where a number of clients or rounds is not possible."""
+    found = toml(path)
+    for name in ("clients", "rounds"):
+        if name in found and not (type(found[name]) is int and 1 <= found[name] <= LARGEST_COUNT):
+            given = f"{found[name]!s:.40}" if isinstance(found[name], str | int | float) else "that"
+            raise ValueError(f"{path.name} is invalid: {name} = {given} is not allowed; allowed: 1 to {LARGEST_COUNT}")
+    return found
 
 
 def table(path: Path) -> dict[str, Any]:
     """A JSON file's names; ValueError in one sentence where it holds none."""
     try:
-        content = json.loads(_text(path))
+        content = plain(_parse(_text(path, MOST).encode()))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise _invalid(path, error) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is no table of names")
-    return {name: _plain(value) for name, value in content.items()}
+    return content
 
 
 def line(content: bytes) -> dict[str, Any] | None:
     """One line of rounds.jsonl; None where it is no table with a round."""
     try:
-        parsed = json.loads(content)
+        parsed = _parse(content)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or type(parsed.get("round")) is not int or not 0 <= parsed["round"] < 2**31:
@@ -80,8 +96,8 @@ def line(content: bytes) -> dict[str, Any] | None:
     return parsed
 
 
-def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
-    """The last whole lines of rounds.jsonl, the last one first; only the file's end is read."""
+def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any] | None]:
+    """The last whole lines of rounds.jsonl, the last one first, None for an invalid one; only the end is read."""
     with opened(path) as file:
         size = file.seek(0, os.SEEK_END)
         while True:
@@ -89,25 +105,49 @@ def ends(path: Path, block: int = 2**14) -> Iterator[dict[str, Any]]:
             file.seek(start)
             parts = file.read(size - start).split(b"\n")[0 if start == 0 else 1 : -1]
             if parts or start == 0 or block > MOST:
-                yield from filter(None, map(line, reversed(parts)))
+                yield from map(line, reversed(parts))
                 return
             block *= 8
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can say: no number beyond a float's range, TOML's dates as text."""
     if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
+        return {name: plain(v) for name, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, int | float):
         return value if abs(value) <= LARGEST else None
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def _text(path: Path) -> str:
+def _parse(content: bytes) -> Any:
+    """JSON that is neither nested too deeply nor made of too many parts."""
+    parts = content.count(b"[") + content.count(b"{")
+    if parts > PARTS:
+        raise ValueError(f"it has more than {PARTS} lists and tables")
+    return json.loads(content) if parts <= DEEPEST else _shallow(json.loads(content))
+
+
+def _shallow(value: Any) -> Any:
+    """The value; ValueError where it is nested too deeply."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [v for values in inner for v in values if isinstance(v, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
+
+
+def _invalid(path: Path, error: Exception) -> ValueError:
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+    return ValueError(f"{path.name} cannot be read: {why!s:.400}")
+
+
+def _text(path: Path, most: int) -> str:
     with opened(path) as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise ValueError(f"it is larger than {MOST} bytes")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most} bytes")
     return content.decode()

@@ -50,7 +50,9 @@ class Guard:
             return
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] not in ("GET", "HEAD"):
+        if sum(k.lower() == b"host" for k, _ in scope["headers"]) > 1:
+            await _answer(send, 400, "a request has one Host header")
+        elif scope["method"] not in ("GET", "HEAD"):
             await _answer(send, 405, "the board is only looked at")
         elif not self.known(headers.get("host", "")):
             await _answer(send, 421, "the board does not go by this name; start it with --name to allow it")

@@ -17,6 +17,8 @@ SILENT = 10.0  # seconds without a new round after which its lock is asked
 SETTLED = 2.0  # seconds after which a folder's date can be trusted to tell of the next change
 DEPTH = 12
 SETTINGS = ("method", "data", "model", "partition", "clients", "seed")
+FILES = ("experiment.toml", "summary.json", "rounds.jsonl", ".lock")
+LETTERS = 200  # of a setting in the list
 
 
 class Place(NamedTuple):
@@ -53,7 +55,7 @@ class Shelf:
             names = list(self._walk("", 0))
             self._facts = {name: self._look(name) for name in names}
             now = time.time()
-            rows = [_now(facts, now, self.root / name) | {"id": name} for name, facts in self._facts.items()]
+            rows = [_now(facts, now, f"{self.root}/{name}") | {"id": name} for name, facts in self._facts.items()]
         return sorted(rows, key=lambda row: (-row["began"], row["id"]))
 
     def folder(self, name: str) -> Path:
@@ -74,7 +76,7 @@ class Shelf:
                 yield from self._walk(f"{name}/{below}" if name else below, depth + 1)
 
     def _place(self, name: str) -> Place:
-        path, looked = self.root / name, time.time()
+        path, looked = f"{self.root}/{name}", time.time()
         try:
             seen = os.lstat(path)
             before = self._places.get(name)
@@ -88,58 +90,69 @@ class Shelf:
         except OSError:
             return Place(0, looked, False, ())
         below = sorted(n for n, folder in kinds.items() if folder and not n.startswith(".") and _printable(n))
-        holds = files.stamp(path / "experiment.toml") is not None
+        holds = files.stamp(f"{path}/experiment.toml") is not None
         self._places[name] = Place(seen.st_mtime_ns, looked, holds, tuple(below))
         return self._places[name]
 
     def _look(self, name: str) -> Facts:
-        folder, before = self.root / name, self._facts.get(name)
-        stamps = tuple(files.stamp(folder / f) for f in ("experiment.toml", "summary.json", "rounds.jsonl", ".lock"))
+        folder, before = f"{self.root}/{name}", self._facts.get(name)
+        stamps = tuple(files.stamp(f"{folder}/{f}") for f in FILES)
         if before and before.stamps == stamps:
             return before
-        row, ended = _read(folder, stamps)
+        row, ended = _read(Path(folder), stamps)
         first = before.first if before and before.first[0] <= row["rounds"] else (row["rounds"], time.time())
         return Facts(stamps, row, ended, first, bool(stamps[3]) or (before is not None and before.locked))
 
 
 def _read(folder: Path, stamps: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
-    """What the list shows of a run, and whether it has ended; what cannot be read is said in `why`."""
+    """What the list shows of a run, and whether it has ended; what cannot be read is said in `invalid`."""
     row: dict[str, Any] = dict.fromkeys(SETTINGS) | {"rounds": 0, "of": None, "accuracy": None, "loss": None}
-    row["why"], ended = "", False
-    try:
-        settings = files.toml(folder / "experiment.toml")
-        row |= {key: v for key in SETTINGS if isinstance(v := settings.get(key), str | int | float)}
-        row["of"] = settings["rounds"] if type(settings.get("rounds")) is int else None
-    except ValueError as error:
-        row["why"] = str(error)
-    if stamps[2]:
+    row |= {"why": "", "stopped": False, "ended": False}
+    wrong = []
+    for there, part in ((stamps[0], _settings), (stamps[2], _rounds), (stamps[1], _summary)):
         try:
-            for line in files.ends(folder / "rounds.jsonl"):
-                row["rounds"] = max(row["rounds"], line["round"] + 1)
-                row |= _scores(line)
-                if row["accuracy"] is not None:
-                    break
-        except OSError as error:
-            row["why"] = str(error)
-    if stamps[1]:
-        try:
-            summary, ended = files.table(folder / "summary.json"), True
-            row |= _scores(summary.get("kept"))
-            row["why"] = str(summary["stopped"])[:500] if summary.get("stopped") else row["why"]
-            row["stopped"] = bool(summary.get("stopped"))
-        except ValueError as error:
-            row["why"] = str(error)
+            row |= part(folder) if there else {}
+        except Exception as error:  # whatever one folder holds, the rows of the others stay
+            wrong.append(f"{error!s:.500}" or type(error).__name__)
+    row["invalid"] = "; ".join(wrong)
     row["began"] = (stamps[0] or stamps[2] or (0, 0, 0))[2] / 1e9
     row["changed"] = max(s[2] for s in (*stamps, (0, 0, 0)) if s) / 1e9
-    return row, ended
+    return row, row.pop("ended")
 
 
-def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = files.settings(folder / "experiment.toml")
+    known = {key: v for key in SETTINGS if isinstance(v := settings.get(key), str | int | float)}
+    return {key: v[:LETTERS] if isinstance(v, str) else v for key, v in known.items()} | {"of": settings.get("rounds")}
+
+
+def _rounds(folder: Path) -> dict[str, Any]:
+    """From the last lines: how many rounds are done, and the scores where they were last recorded."""
+    row, lines = {"rounds": 0}, 0
+    for line in files.ends(folder / "rounds.jsonl"):
+        lines += 1
+        if line:
+            row = {"rounds": max(row["rounds"], line["round"] + 1)} | _scores(line)
+            if row["accuracy"] is not None:
+                break
+    if lines and not row["rounds"]:
+        raise ValueError("rounds.jsonl cannot be read: none of its last lines is one of a run")
+    return row
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    summary = files.table(folder / "summary.json")
+    stopped = summary.get("stopped")
+    why = {"stopped": True, "why": str(stopped)[:500]} if stopped else {}
+    return _scores(summary.get("kept")) | {"ended": True} | why
+
+
+def _now(facts: Facts, now: float, folder: str) -> dict[str, Any]:
     """The row with its state, and why where it neither runs nor is finished."""
     row = dict(facts.row)
-    stopped = row.pop("stopped", False)
+    stopped, invalid = row.pop("stopped"), row.pop("invalid")
     row["state"], why = ("stopped" if stopped else "finished", "") if facts.ended else _pulse(facts, now, folder)
-    row["why"] = row["why"] or why
+    row |= {"state": "invalid", "why": invalid} if invalid else {"why": row["why"] or why}
     rounds, since = facts.first
     done, passed = row["rounds"] - rounds, row["changed"] - since
     if row["state"] == "running" and row["of"] and done > 0 and passed > 1:
@@ -147,11 +160,11 @@ def _now(facts: Facts, now: float, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _pulse(facts: Facts, now: float, folder: Path) -> tuple[str, str]:
+def _pulse(facts: Facts, now: float, folder: str) -> tuple[str, str]:
     """The state of a run without a summary: its lock decides, else the clock."""
     silent, lock = now - facts.row["changed"], facts.stamps[3]
     if lock and silent > SILENT:
-        alive = files.held(folder / ".lock")
+        alive = files.held(Path(folder, ".lock"))
         if alive is not None:
             return ("running", "") if alive else ("killed", "its process is gone; fedveca run --resume goes on with it")
     elif not lock and facts.locked:

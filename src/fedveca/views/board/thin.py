@@ -22,17 +22,21 @@ def curve(x: Any, y: Any, width: int) -> tuple[Any, Any]:
     return x[at], y[at]
 
 
-def blocks(matrix: Any, rows: int, columns: int) -> tuple[Any, int, int]:
-    """Means of blocks, at most [rows, columns] of them, absent cells left out; and a block's two sides."""
-    tall, wide = (max(1, -(-n // most)) for n, most in zip(matrix.shape, (rows, columns), strict=True))
-    if tall == wide == 1:
-        return matrix, 1, 1
-    there = np.isfinite(matrix)
-    sums, counts = np.where(there, matrix, 0.0).astype(np.float64), there.astype(np.float64)
-    for axis, side in ((0, tall), (1, wide)):
-        at = np.arange(0, matrix.shape[axis], side)
-        sums, counts = np.add.reduceat(sums, at, axis), np.add.reduceat(counts, at, axis)
-    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0), tall, wide
+def blocks(pieces: Any, shape: tuple[int, int], rows: int, columns: int) -> tuple[Any, int, int]:
+    """Means of blocks, at most [rows, columns] of them, absent cells left out; and a block's two sides.
+
+    A piece is the cells' places down and across, and their numbers.
+    """
+    tall, wide = (max(1, -(-n // most)) for n, most in zip(shape, (rows, columns), strict=True))
+    high, broad = -(-shape[0] // tall), -(-shape[1] // wide)
+    sums, counts = np.zeros(high * broad), np.zeros(high * broad)
+    for down, across, values in pieces:
+        there = np.isfinite(values)
+        at = down[there] // tall * broad + across[there] // wide
+        np.add.at(sums, at, values[there])
+        np.add.at(counts, at, 1)
+    means = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    return means.reshape(high, broad), tall, wide
 
 
 def window(x: Any, low: float, high: float) -> slice:

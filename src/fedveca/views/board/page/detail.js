@@ -1,6 +1,6 @@
 // Settings side by side, the log, the faults.
 
-import { ask, brief, make, of, percent } from "./words.js";
+import { ask, brief, make, of, percent, text } from "./words.js";
 import { named } from "./picture.js";
 
 const COUNT = 100;
@@ -11,7 +11,7 @@ export class Settings {
   async show(chosen) {
     const runs = await Promise.all(chosen.map((id) => ask("run", [["run", id]])));
     const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
-    const cell = (run, key) => (key in run.settings ? String(run.settings[key]) || '""' : "–");
+    const cell = (run, key) => (key in run.settings ? text(run.settings[key]) || '""' : "–");
     const differs = (key) => new Set(runs.map((run) => cell(run, key))).size > 1;
     const different = keys.filter(differs);
     const whole = this.whole || runs.length === 1;
@@ -21,7 +21,7 @@ export class Settings {
     const rows = (whole ? keys : different).map((key) => make("tr", { class: differs(key) ? "differs" : null },
       make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, cell(run, key)))));
     const made = [...new Set(runs.flatMap((run) => Object.keys(run.environment)))].map((key) => make("tr", {},
-      make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, String(run.environment[key] ?? "–")))));
+      make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, text(run.environment[key] ?? "–")))));
     of("settings").replaceChildren(
       make("p", { class: "note" }, said, runs.length > 1 ? make("label", { class: "box" }, " ", box, "show all") : ""),
       make("table", {}, make("caption", { class: "hidden" }, "Settings of the chosen runs"), make("thead", {}, head),
@@ -42,13 +42,13 @@ export class Log {
       const last = log.first + log.lines.length;
       return [
         make("h3", {}, ...named(id, i)),
-        make("p", { class: row?.state === "stopped" ? "note wrong" : "note" }, [
+        make("p", { class: ["stopped", "invalid"].includes(row?.state) ? "note wrong" : "note" }, [
           row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round is over yet",
         ].filter(Boolean).join(" · ")),
         make("p", { class: "note" },
           make("button", { type: "button", disabled: log.first === 0, onclick: go(log.first) }, "earlier"), " ",
           make("button", { type: "button", disabled: before == null, onclick: go(last + COUNT >= log.total ? null : last + COUNT) }, "later")),
-        make("pre", { tabindex: 0 }, log.lines.reverse().map((line) => text(line, row)).join("\n")),
+        make("pre", { tabindex: 0 }, log.lines.reverse().map((line) => told(line, row)).join("\n")),
       ];
     }));
     const places = [...of("log").querySelectorAll("pre")].map((pre) => [pre.scrollTop, pre.scrollLeft]);
@@ -57,7 +57,11 @@ export class Log {
   }
 }
 
-function text(line, row) {
+function told(line, row) {
+  try { return entry(line, row); } catch { return `round ${line.round + 1}  invalid`; }
+}
+
+function entry(line, row) {
   const tau = Array.isArray(line.tau) ? line.tau : [];
   return [
     `round ${String(line.round + 1).padStart(String(row?.of ?? "").length)}${row?.of ? `/${row.of}` : ""}`,
@@ -78,7 +82,7 @@ export async function faults(chosen) {
   const rows = runs.flatMap((run, i) => run.faults.map((fault) => make("tr", {},
     make("td", {}, ...named(run.id, i)), make("td", { class: "right" }, fault.round), make("td", {}, fault.client), make("td", {}, fault.what))));
   const notes = runs.flatMap((run) => [
-    run.summary.stopped && make("p", { class: "note wrong" }, `${run.id} stopped: ${run.summary.stopped}`),
+    run.summary.stopped && make("p", { class: "note wrong" }, `${run.id} stopped: ${text(run.summary.stopped)}`),
     run.damaged > 0 && make("p", { class: "note wrong" }, `${run.id}: ${run.damaged} lines of rounds.jsonl cannot be read and are left out`),
     run.fault_count > run.faults.length && make("p", { class: "note" }, `${run.id}: the last ${run.faults.length} of ${run.fault_count} faults`),
   ].filter(Boolean));

@@ -2,7 +2,7 @@
 
 import { make, of, percent, span } from "./words.js";
 
-const STATES = ["running", "finished", "stopped", "killed", "quiet"];
+const STATES = ["running", "finished", "stopped", "killed", "quiet", "invalid"];
 const FIRST = 200; // rows drawn before "show all"
 const COLUMNS = [
   ["", null],

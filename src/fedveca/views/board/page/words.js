@@ -29,6 +29,11 @@ export function span(seconds) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+// Text of a value that a folder holds, whatever it is.
+export function text(v) {
+  try { return String(v); } catch { return "invalid"; }
+}
+
 // Plotly reads tags in its texts; a folder's name is no tag.
 export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
