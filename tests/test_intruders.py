@@ -245,7 +245,7 @@ def test_a_pinned_node_runs_no_other_code_by_a_models_name(kit: Kit) -> None:
     out = kit.folder / "named"
     words = ["--run-config", f'out="{out}"', "--run-config", 'model="antigravity:geohash"']
     kit.launch("run-named", [str(kit.kit / "server" / "run.sh"), *words])
-    until(lambda: "antigravity:geohash" in kit.log("run-named"))
+    until(lambda: "model=antigravity:geohash; this node is pinned to svm" in kit.log("run-named"))
     assert not (out / "summary.json").exists()
 
 
