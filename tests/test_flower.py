@@ -16,9 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveca.deploy.launch import HOST, QUIET, Federation, free_port, program, started
+from fedveca.deploy.launch import HOST, Federation, free_port, started
 from fedveca.deploy.local import follow
 from fedveca.deploy.provision import write_app, write_key
+from fedveca.deploy.superlink import QUIET
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.record import Run
 from fedveca.runs.run import run
@@ -90,9 +91,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def scaffold(bench: Bench) -> Run:
-    """An uninterrupted deployment, while a node with a good key claims to be client 1, which another is."""
-    write_key(bench.federation.folder / "node-6" / "key", bench.folder / "twin.pub")
-    bench.federation.register([bench.folder / "twin.pub"])
+    """An uninterrupted deployment, while a node with a registered key claims to be client 1, whose key it is not."""
+    write_key(bench.federation.folder / "node-6" / "key", bench.federation.folder / "keys" / "twin.pub")
+    bench.federation.register()
     bench.federation.start_node(6, client=1)
     log = bench.federation.folder / "node-6.log"
     until(lambda: "SuperNode ID" in log.read_text())
@@ -107,7 +108,7 @@ def train(message, context):
     return answer(message, context)
 '''
     done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold", patient)
-    twin = bench.federation.nodes.pop(6)
+    twin = bench.federation.processes.pop("node-6")
     twin.terminate()
     twin.wait(240)
     return done
@@ -161,7 +162,7 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
     same(scaffold.folder, expected.model, 1e-6)
     (fault,) = [fault for line in scaffold.rounds for fault in line.get("faults", [])]
     assert fault["client"] == 1
-    assert "says it is client 1, which another node is" in fault["what"]
+    assert "says it is client 1, but its key is not client 1's" in fault["what"]
 
 
 def test_corrected_equals_the_simulator(bench: Bench) -> None:
@@ -310,10 +311,10 @@ def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
     link = ["flower-superlink", "--simulation", "--insecure", "--host", HOST, "--port", str(port)]
     words = ["--federation-config", "num-supernodes=3", "--run-config", f'out="{out}"', "--run-config", "rounds=3"]
     with open(tmp_path / "link.log", "wb") as log:
-        superlink = subprocess.Popen([program(link[0]), *link[1:]], env=environment, stdout=log, stderr=log)
+        superlink = subprocess.Popen(link, env=environment, stdout=log, stderr=log)
     try:
         until(lambda: b"running on" in (tmp_path / "link.log").read_bytes().lower())
-        subprocess.run([program("flwr"), "run", str(app), "here", *words], env=environment, check=True, timeout=120)
+        subprocess.run(["flwr", "run", str(app), "here", *words], env=environment, check=True, timeout=120)
         until((out / "summary.json").exists)
     finally:
         superlink.terminate()
