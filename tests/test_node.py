@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from fedveca.algorithms.contract import Order
 from fedveca.cli import main
 from fedveca.cohorts.memory import Memory
 from fedveca.cohorts.wire import narrow, wide
-from fedveca.deploy import worker
+from fedveca.deploy import node, private_api, serve, worker
+from fedveca.deploy.kit import parse_host
 from fedveca.deploy.worker import Store, own_rows, work
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -101,8 +103,9 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
     assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
     assert len({p.read_bytes() for p in secrets}) == 4
     for i in range(3):
-        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", "key", "start.sh"]
-        assert f"partition-id={i} " in (folder / f"node-{i}" / "start.sh").read_text()
+        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", "key", "pinned.json", "start.sh"]
+        assert f" --superlink 10.0.0.9:8000 --client {i} " in (folder / f"node-{i}" / "start.sh").read_text()
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in ("server", "node-0", "node-1", "node-2"))
     for script in folder.rglob("*.sh"):
         assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     assert "lr = 0.1\n" in (folder / "app" / "pyproject.toml").read_text()
@@ -115,7 +118,8 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
     [
         (["method=centralised"], "no clients"), (["min_clients=9"], "min_clients=9"), (["--nodes", "0"], "clients=0"),
         (["wire=int8"], "wire=int8"), (["round_timeout=0"], "round_timeout"), (["lr=x"], "lr=x"),
-        (["partition=case2", "--nodes", "99999"], "99999"),
+        (["partition=case2", "--nodes", "99999"], "99999"), (["engine=ray"], "engine=ray is for simulations"),
+        (["model=own:x"], "model=own:x"),
     ],
 )
 def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +128,113 @@ def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
     assert said in error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "written", "name", "bind"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.2"),
+        ("::1", "[::1]", "::1", "::1"), ("[::1]", "[::1]", "::1", "::1"),
+        ("localhost", "localhost", "localhost", "127.0.0.1"),
+        ("LocalHost", "LocalHost", "LocalHost", "127.0.0.1"), ("10.0.0.9", "10.0.0.9", "10.0.0.9", "0.0.0.0"),
+        ("fd00::9", "[fd00::9]", "fd00::9", "::"), ("laptop.lan", "laptop.lan", "laptop.lan", "0.0.0.0"),
+    ],
+)
+def test_a_loopback_name_opens_nothing_to_the_network(host: str, written: str, name: str, bind: str) -> None:
+    assert parse_host(host) == (written, name, bind)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "", " ", "a;id", "a&id", "a|id", "a>x", "(a)", "*", "$(id)", "`id`", "a b", "a\nb", "a'b", 'a"b', "a\\b",
+        "ümlaut", "a" * 300, "-a", "a-", "a..b", ".a", "1.2.3", "1.2.3.4.5", "999.1.1.1", "0.0.0.0", "::", "fe80::1%eth0",
+        "[::1", "[a]", "a:8000", "224.0.0.1", "a_b", "{host}", "a/b", "~", "!x", "#x",
+    ],
+)
+def test_hosts_that_are_rejected(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "init", str(tmp_path / "kit"), f"--host={host}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("fedveca: --host ")
+    assert not (tmp_path / "kit").exists()
+
+
+def test_a_strangers_preset_cannot_write_into_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither by a line end in a name, nor by a quote, nor by what a shell or a template would replace."""
+    plain = tmp_path / "plain"
+    assert main(["deploy", "init", str(plain), "--nodes", "1", "model=svm"]) == 0
+    scripts = {p.relative_to(plain): p.read_bytes() for p in plain.rglob("*.sh")}
+    assert len(scripts) == 4
+    for n, line in enumerate([
+        r'data = "own:x\ntouch PWN\n#"', r'method = "own:a\" x"', r'model = "a:b\ntouch PWN"',
+        'model = "a:$(touch PWN)"', r'partition = "own:x\ntouch PWN"', r'data_dir = "x\ntouch PWN"', 'data_dir = "$(touch PWN) {host} `id`"',
+        r'track = "x\ny"', r'ray_address = "a\nb"', 'model = "a:{port}"',
+    ]):
+        (tmp_path / "evil.toml").write_text(f"{line}\n")
+        folder = tmp_path / f"kit-{n}"
+        code = main(["deploy", "init", str(folder), str(tmp_path / "evil.toml"), "--nodes", "1"])
+        error = capsys.readouterr().err
+        if code == 0:  # a value that may be anything stands in the app's settings alone
+            assert {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*.sh")} == scripts
+            assert tomllib.loads((folder / "app" / "pyproject.toml").read_text())["project"]["name"] == "fedveca-app"
+        else:
+            assert code == 2, line
+            assert error.count("\n") == 1, error
+            assert not folder.exists()
+
+
+def test_the_server_tests_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape, pixels in (((6, 8, 8), "unit"), ((6, 1, 8, 8), "unit"), ((6, 5), "as-is")):
+        np.savez(tmp_path / "test.npz", x=np.ones(shape, np.uint8), y=np.arange(6))
+        monkeypatch.setenv("FEDVECA_TEST_DATA", str(tmp_path / "test.npz"))
+        data = serve.tests(Experiment())
+        assert (data.name, data.classes, len(data.y_test), len(data.x), data.pixels) == ("digits", 6, 6, 0, pixels)
+        Experiment(data=data.name)  # what the run records is a data set that it can name
+
+
+def test_another_user_cannot_reach_a_nodes_worker(tmp_path: Path) -> None:
+    """Nor keep it from its node: three idle connections did so once."""
+    folder = tmp_path / ("deep" * 30)  # a socket's own path may have 107 bytes
+    folder.mkdir()
+    log = open(tmp_path / "log", "wb")  # noqa: SIM115
+    command = [sys.executable, "-m", "fedveca.deploy.worker", str(folder), str(os.getpid())]
+    process = subprocess.Popen(command, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        while not (folder / "worker.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert json.loads((folder / "worker.json").read_text()) == {"pid": process.pid}
+        assert folder.stat().st_mode & 0o777 == 0o700
+        sockets = {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir() if link.is_symlink()}
+        tcp = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+        assert not [s for s in sockets if s.startswith("socket:[") and f" {s[8:-1]} " in tcp]
+        with node._connect(folder, process.pid) as worker_:
+            worker_.send_bytes(b"nothing that it knows")
+            assert b"error" in worker_.recv_bytes()
+    finally:
+        process.kill()
+        process.wait(60)
+        log.close()
+
+
+def test_programs_that_a_node_does_not_need_are_rejected(tmp_path: Path) -> None:
+    """A server can name other kinds of tasks than a client's; Flower looks them up in PATH."""
+    place = private_api.write_programs(tmp_path, private_api.NODE)
+    for name in private_api.TASKS:
+        if name not in private_api.NODE:
+            done = subprocess.run([str(place / name), "--token", "x"], capture_output=True, text=True, check=False)
+            assert done.returncode == 1
+            assert "is rejected" in done.stderr
+
+
+def test_a_folder_of_another_user_is_not_made_private(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(ValueError, match="link belongs to another user or is a link"):
+        private_api.make_private(tmp_path / "link")
+    private_api.make_private(tmp_path / "real")
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o700
 
 
 def asked(e: Experiment, client: int, folder: Path, **order: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -73,17 +73,20 @@ def _bound_nodes() -> dict[int, int] | None:
 
 def deployable(e: Experiment) -> None:
     """Raises ValueError for an experiment that real nodes cannot run."""
-    from fedveca.runs.experiment import shown
+    from fedveca.runs.experiment import METHODS, shown
     from fedveca.tasks.own import OWN
 
     if e.method == "centralised":
-        raise ValueError("method=centralised has no clients; deploy fedveca, fedavg, fedprox, fednova or scaffold")
+        others = ", ".join(name for name in METHODS if name != e.method)
+        raise ValueError(f"method=centralised has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
         if getattr(e, name).startswith(OWN):
             value = shown(ascii(getattr(e, name)))
             raise ValueError(f"{name}={value} is a Python object; nodes need a name that they know")
     if ":" in e.model and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", e.model, re.ASCII):
         raise ValueError(f"model={shown(ascii(e.model))} is not of the form package.module:factory")
+    if e.engine != "local":
+        raise ValueError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
     for name in ("faults", "dp_noise"):
         if getattr(e, name):
             raise ValueError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")
@@ -97,11 +100,13 @@ def tests(e: Experiment) -> Dataset:
     from fedveca.tasks.data import Dataset
 
     if own := os.environ.get("FEDVECA_TEST_DATA", ""):
+        import torch
+
         from fedveca.deploy.worker import own_rows
 
         x, y = own_rows(own, "FEDVECA_TEST_DATA")
-        pixels = e.pixels if e.pixels != "auto" else "unit" if x.dim() == 4 and not x.is_floating_point() else "as-is"
-        return Dataset("own", x[:0], y[:0], x, y, int(y.max()) + 1, pixels, None)
+        pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
+        return Dataset(e.data, x[:0], y[:0], x, y, int(y.max()) + 1, pixels, None)
     data = deal(e)[0]
     return dataclasses.replace(data, writer=None)
 
