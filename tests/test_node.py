@@ -148,8 +148,8 @@ def test_a_loopback_name_opens_nothing_to_the_network(host: str, written: str, n
     "host",
     [
         "", " ", "a;id", "a&id", "a|id", "a>x", "(a)", "*", "$(id)", "`id`", "a b", "a\nb", "a'b", 'a"b', "a\\b",
-        "ümlaut", "a" * 300, "-a", "a-", "a..b", ".a", "1.2.3", "1.2.3.4.5", "999.1.1.1", "0.0.0.0", "::", "fe80::1%eth0",
-        "[::1", "[a]", "a:8000", "224.0.0.1", "a_b", "{host}", "a/b", "~", "!x", "#x",
+        "ümlaut", "a" * 300, "-a", "a-", "a..b", ".a", "1.2.3", "1.2.3.4.5", "999.1.1.1", "0.0.0.0", "::",
+        "fe80::1%eth0", "[::1", "[a]", "a:8000", "224.0.0.1", "a_b", "{host}", "a/b", "~", "!x", "#x",
     ],
 )
 def test_hosts_that_are_rejected(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,8 @@ def test_a_strangers_preset_cannot_write_into_scripts(tmp_path: Path, capsys: py
     assert len(scripts) == 4
     for n, line in enumerate([
         r'data = "own:x\ntouch PWN\n#"', r'method = "own:a\" x"', r'model = "a:b\ntouch PWN"',
-        'model = "a:$(touch PWN)"', r'partition = "own:x\ntouch PWN"', r'data_dir = "x\ntouch PWN"', 'data_dir = "$(touch PWN) {host} `id`"',
+        'model = "a:$(touch PWN)"', r'partition = "own:x\ntouch PWN"', r'data_dir = "x\ntouch PWN"',
+        'data_dir = "$(touch PWN) {host} `id`"',
         r'track = "x\ny"', r'ray_address = "a\nb"', 'model = "a:{port}"',
     ]):
         (tmp_path / "evil.toml").write_text(f"{line}\n")

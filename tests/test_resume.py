@@ -138,6 +138,27 @@ def test_a_damaged_checkpoint_gives_way_to_the_former(tmp_path: Path) -> None:
         same(tmp_path / "whole", folder)
 
 
+def test_a_kill_after_a_damaged_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former checkpoint, from which the run was resumed, stays until the next one is whole."""
+    e, folder = Experiment(**SMALL), tmp_path / "run"
+    run(e, tmp_path / "whole", device="cpu")
+    crashed(e, folder, 5)
+    (folder / LAST).write_bytes(b"damaged")
+    replace = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target == folder / LAST and source != folder / FORMER:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resume(folder, device="cpu")
+    monkeypatch.undo()
+    resume(folder, device="cpu")
+    same(tmp_path / "whole", folder)
+
+
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     before = {p: p.read_bytes() for p in folder.iterdir()} if folder.exists() else {}
     assert main(["run", "--resume", str(folder), *words]) == 2

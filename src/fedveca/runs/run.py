@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,6 +111,9 @@ def resume(
             tell(said)
         lines = [_due(line, e) for line in former.rounds[: course.round]]
         with Folder.again(out, e, lines) as folder, asked(stop) as ending:
+            if said.endswith(FORMER):
+                with writing(out):
+                    os.replace(out / FORMER, out / LAST)  # the next checkpoint would put the damaged one in its place
             return _go(e, built, device, course, lines, folder, watch, ending)
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedveca.runs.stop import FLOWER, find_starter
 from fedveca.views.board import files
 
 QUIET = 300.0  # seconds without a new round after which a run is no longer said to run
@@ -160,15 +161,21 @@ def _now(facts: Facts, now: float, folder: str) -> dict[str, Any]:
     return row
 
 
+def _resume(folder: str) -> str:
+    """The command for it, without the folder, which may be long."""
+    by = find_starter(Path(folder))
+    return "flwr run with resume=..." if by == FLOWER else f"{by} --resume"
+
+
 def _pulse(facts: Facts, now: float, folder: str) -> tuple[str, str]:
     """The state of a run without a summary: its lock decides, else the clock."""
     silent, lock = now - facts.row["changed"], facts.stamps[3]
     if lock and silent > SILENT:
         alive = files.held(Path(folder, ".lock"))
         if alive is not None:
-            return ("running", "") if alive else ("killed", "its process is gone; fedveca run --resume goes on with it")
+            return ("running", "") if alive else ("killed", f"its process is gone; to resume: {_resume(folder)}")
     elif not lock and facts.locked:
-        return "stopped", "its process ended before the last round; fedveca run --resume goes on with it"
+        return "stopped", f"its process ended before the last round; to resume: {_resume(folder)}"
     if silent > QUIET:
         return "quiet", f"no summary, and no new round for more than {QUIET / 60:.0f} min: stopped, killed, or slow"
     return "running", ""
