@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import base64
 import binascii
+import json
 import os
 import re
 import resource
@@ -63,14 +64,14 @@ class Keys:
             signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
             signed = headers[b"flwr-timestamp"]
         except (KeyError, binascii.Error) as error:
-            raise Rejected(401, "a registered node's signature is missing") from error
+            raise Rejected(403, "a registered node's signature is missing") from error
         key = self._read().get(name)
         if key is None:
-            raise Rejected(401, "the key is not registered")
+            raise Rejected(403, "the key is not registered")
         try:
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature as error:
-            raise Rejected(401, "the signature is invalid") from error
+            raise Rejected(403, "the signature is invalid") from error
 
     def _read(self) -> dict[bytes, ec.EllipticCurvePublicKey]:
         at = self.folder.stat().st_mtime_ns
@@ -228,8 +229,8 @@ class Gateway:
         """Says why, writes it down, and lets the connection end."""
         self._log(f"{peer}: {error.status} {error}")
         if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = f"{error}\n".encode()
-            headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
+            body = json.dumps({"code": error.status, "detail": str(error)}).encode() + b"\n"  # as Flower's own errors
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
             response = h11.Response(status_code=error.status, headers=headers)
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 await _write(writer, connection.send(event))
