@@ -2,8 +2,9 @@
 
     python benchmarks/deploy.py --nodes 2 --rounds 5 --out deploy.json
 
-Both run on a SuperLink and SuperNodes of their own on loopback, with TLS and node keys. Bare Flower answers an empty
-message and is polled by Grid.send_and_receive, everything at its defaults; ours trains the squared SVM with FedVeca.
+Both run on a SuperLink and SuperNodes of their own on this machine, with TLS and node keys, behind our gateway. Bare
+Flower answers an empty message and is polled by Grid.send_and_receive, all else at its defaults; ours trains the
+squared SVM with FedVeca.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import time
 from pathlib import Path
 
 from fedveca.deploy.launch import Federation
-from fedveca.deploy.superlink import QUIET
 from fedveca.deploy.provision import write_app
+from fedveca.deploy.superlink import QUIET
 from fedveca.runs.experiment import Experiment
 
 CLIENT = '''

@@ -184,3 +184,15 @@ def test_examples_in_docstrings() -> None:
         assert result.failed == 0, info.name
         tried += result.attempted
     assert tried >= 6
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    """The threat model names the test that shows each of its lines."""
+    files = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    count = 0
+    for page in PAGES:
+        for file, name in re.findall(r"`(?:tests/)?(test_\w+\.py)(?:::(\w+))?`", page.read_text()):
+            assert file in files, f"{page.name} names {file}"
+            assert not name or f"def {name}(" in files[file], f"{page.name} names {name} of {file}"
+            count += page.name == "deploy.md"
+    assert count > 10

@@ -230,8 +230,8 @@ class Gateway:
         self._log(f"{peer}: {error.status} {error}")
         if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"code": error.status, "detail": str(error)}).encode() + b"\n"  # as Flower's own errors
-            headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-            response = h11.Response(status_code=error.status, headers=headers)
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            response = h11.Response(status_code=error.status, headers=list(headers.items()))
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 await _write(writer, connection.send(event))
             writer.close()
