@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveca.deploy import gateway as module
-from fedveca.deploy.gateway import BODY_BYTES, HEAD_BYTES, Gateway
+from fedveca.deploy.gateway import BODY_BYTES, HEAD_BYTES, UNSIGNED, Gateway
 from fedveca.deploy.provision import write_certificates, write_key
 
 PATH = "/v1/fleet/pull-messages"
@@ -203,7 +203,7 @@ def test_who_has_no_registered_key_does_not_pass(bench: Bench) -> None:
         (bench.signed("stranger") | {"flwr-public-key": good["flwr-public-key"]}, b"invalid"),
     ]:
         status, said = bench.ask("POST", PATH, headers, b"body")
-        assert status == 403
+        assert status == UNSIGNED
         assert why in said
     assert bench.reached == []
 
@@ -213,14 +213,14 @@ def test_a_key_counts_from_when_its_file_is_there_until_it_is_gone(bench: Bench)
     key.write_bytes((bench.folder / "stranger.pub").read_bytes())
     assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == 200
     key.unlink()
-    assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == 403
+    assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == UNSIGNED
 
 
 def test_a_stranger_is_rejected_before_its_body_is_read(bench: Bench) -> None:
     """The answer comes although no byte of the announced body was sent."""
     with bench.connect() as connection:
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
-        assert read_answer(connection)[0] == 403
+        assert read_answer(connection)[0] == UNSIGNED
 
 
 def test_sizes_are_bounded(bench: Bench) -> None:

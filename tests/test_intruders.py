@@ -165,7 +165,7 @@ def check_stranger(prefix: list[str], address: tuple[str, int], folder: Path) ->
     for name in ("control", "runtime"):
         assert {path: said["paths"][path] for path in paths[name]} == dict.fromkeys(paths[name], 404)
     assert {path: said["paths"][path] for path in others} == dict.fromkeys(others, 404)
-    assert {path: said["paths"][path] for path in paths["fleet"]} == dict.fromkeys(paths["fleet"], 403)
+    assert {path: said["paths"][path] for path in paths["fleet"]} == dict.fromkeys(paths["fleet"], 400)
     for kind in ("sockets", "files"):
         assert set(said[kind].values()) == {"PermissionError"}, said[kind]
 

@@ -41,6 +41,7 @@ REQUEST_SECONDS = 600.0
 CONNECTIONS = 1024
 STRANGERS = 128  # connections that have not signed a request yet
 LINES = 60  # of the log per minute
+UNSIGNED = 400  # at 401 and 403 a SuperNode would end without a word, or say that its run has ended
 
 
 class Rejected(Exception):
@@ -64,14 +65,14 @@ class Keys:
             signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
             signed = headers[b"flwr-timestamp"]
         except (KeyError, binascii.Error) as error:
-            raise Rejected(403, "a registered node's signature is missing") from error
+            raise Rejected(UNSIGNED, "a registered node's signature is missing") from error
         key = self._read().get(name)
         if key is None:
-            raise Rejected(403, "the key is not registered")
+            raise Rejected(UNSIGNED, "the key is not registered")
         try:
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature as error:
-            raise Rejected(403, "the signature is invalid") from error
+            raise Rejected(UNSIGNED, "the signature is invalid") from error
 
     def _read(self) -> dict[bytes, ec.EllipticCurvePublicKey]:
         at = self.folder.stat().st_mtime_ns
