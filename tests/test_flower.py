@@ -276,8 +276,7 @@ def test_a_federations_folder_is_its_own(bench: Bench) -> None:
         Federation(bench.federation.folder, NODES),
     ):
         raise AssertionError
-    assert bench.federation.link
-    assert bench.federation.link.poll() is None
+    assert bench.federation.processes["superlink"].poll() is None
 
 
 def test_what_hangs_below_a_federation_ends_with_it_and_nothing_else(tmp_path: Path) -> None:
