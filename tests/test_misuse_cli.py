@@ -202,7 +202,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["reproduce", "table1", "--tasks", "x\x1b"], "--tasks x\\x1b is not known"),
         (["reproduce", "clients", "--tasks", "cnn-mnist"], "clients has no runs of cnn-mnist; its tasks are svm-mnist"),
         (["reproduce", "--seeds", "0"], "--seeds 0 is out of range; allowed: >= 1"),
-        (["reproduce", "--seeds", "1000000000"], "--seeds 1000000000 is out of range; at most 100000"),
+        (["reproduce", "--seeds", "1000000000"], "--seeds 1000000000 is out of range; at most 10000"),
         (["reproduce", "--workers", "1000000000"], "--workers 1000000000 is out of range; at most 1024"),
         (["reproduce", "table1", "--data-dir", "nowhere"], "nowhere, named by data_dir, is no folder"),
         (["reproduce", "table1", "--out", "file"], "--out file is a file; name a folder"),

@@ -59,7 +59,7 @@ def out_of(given: Path | None, name: str) -> Path:
 
 def check_counts(args: argparse.Namespace) -> None:
     """ValueError where --seeds or --workers is out of range."""
-    from fedveca.runs.compare import MOST_SEEDS, MOST_WORKERS
+    from fedveca.runs.given import MOST_SEEDS, MOST_WORKERS
 
     for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
         given = getattr(args, name)

@@ -41,7 +41,6 @@ from fedveca.tasks.own import OWN
 
 Method = str | Algorithm
 NONE: Own = {}
-MOST_SEEDS, MOST_WORKERS = 10**5, 1024
 Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
 
 
