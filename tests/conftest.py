@@ -19,7 +19,8 @@ torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
 LONGEST = (
-    "test_flower", "test_intruders", "test_kill", "test_docs", "test_ray", "test_stop", "test_hostile_folders", "test_fuzz",
+    "test_flower", "test_intruders", "test_kill", "test_docs", "test_ray", "test_stop", "test_hostile_folders",
+    "test_fuzz",
 )
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
 
