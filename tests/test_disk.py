@@ -177,7 +177,7 @@ def test_a_disk_without_room_for_the_first_files(tmp_path: Path, capsys: Capture
     for folder, left in ((tmp_path / "run", {"there"}), (tmp_path / "there", {"there"})):
         with files_of_at_most(1000):  # the partition of 100 clients has more
             assert main([*words, str(folder)]) == 2
-        assert capsys.readouterr().err == f"fedveca: --out {folder} cannot be written: File too large\n"
+        assert capsys.readouterr().err == f"fedveca: {folder} cannot be written: File too large\n"
         assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == left
 
 

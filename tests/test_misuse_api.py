@@ -338,7 +338,7 @@ LOSSES: list[tuple[Call, str]] = [
     (trained(data=F, metric=a_word), "metric (a_word) fails on the 24 test rows"),
     (trained(data=F, metric=a_pair), "metric (a_pair) gives [2] for 24 rows"),
     (trained(data=F, metric=clears_targets), "metric (clears_targets) changes the targets in place"),
-    (trained(replace(E, metric="absolute_error")), "metric (absolute_error) fails on the first 2 test rows"),
+    (trained(replace(E, metric="absolute_error")), "metric=absolute_error does not fit the targets of these data"),
     (trained(replace(E, metric="accuracy"), data=F), "metric=accuracy is for labels; y holds numbers"),
     (trained(replace(E, loss="squared_error")), "loss (squared_error) cannot take scores [2, 10] and targets [2]"),
 ]

@@ -158,8 +158,8 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         *((["run", f"{key}=own:x"], f"{key}=own:x {OBJECT}")
           for key in ("data", "model", "method", "loss", "metric", "partition")),
         (["compare", "--methods", "fedavg,own:x"], "method=own:x is an object that was given from Python"),
-        (["run", "metric=absolute_error"], "metric=absolute_error needs one number to predict per row, and digits "),
-        (["compare", "metric=absolute_error"], "metric=absolute_error needs one number to predict per row"),
+        (["run", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data; accuracy "),
+        (["compare", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data"),
         (["run", "loss=squared_error"], "loss (squared_error) cannot take scores [2, 10] and targets [2]"),
         (["run", "model=:f"], "model=:f is not known; it is svm, cnn, mlp or package.module:factory"),
         (["run", "model=a:"], "model=a: is not known"),
@@ -186,7 +186,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "--resume", "done", "lr=3"], "--resume takes the run as it is; only rounds=N and data_dir=DIR"),
         (["run", "--resume", "done", "--out", "b", "rounds=2"], "--resume takes the run as it is"),
         (["run", "--resume", "done", "digits-case3"], "'digits-case3' is not key=value"),
-        (["run", "--out", "done", *FAST], "--out done already holds a run; name another folder"),
+        (["run", "--out", "done", *FAST], "done already holds a run; name another folder"),
         # compare and reproduce
         (["compare", "--seeds", "1000000000", "--methods", "fedavg"], "--seeds 1000000000 is out of range; at most "),
         (["compare", "--seeds", "2", "--seeds", "-5"], "--seeds -5 is out of range; allowed: >= 1"),
@@ -205,7 +205,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["reproduce", "--seeds", "1000000000"], "--seeds 1000000000 is out of range; at most 10000"),
         (["reproduce", "--workers", "1000000000"], "--workers 1000000000 is out of range; at most 1024"),
         (["reproduce", "table1", "--data-dir", "nowhere"], "nowhere, named by data_dir, is no folder"),
-        (["reproduce", "table1", "--out", "file"], "--out file is a file; name a folder"),
+        (["reproduce", "table1", "--out", "file"], "file is a file; name a folder"),
         # partition, data
         (["partition", "clients=2147483647"], "clients=2147483647 is more than the 1438 training rows"),
         (["partition", "partition=shards", "shards=2147483647"], "clients=5 with shards=2147483647 asks for more "),
@@ -232,7 +232,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["deploy", "local", "model=own:x"], "model=own:x is an object that was given from Python"),
         (["deploy", "local", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["deploy", "local", "--resume", "done", "lr=3"], "--resume takes the run as it is; only rounds=N"),
-        (["deploy", "local", "--out", "done"], "--out done already holds a run"),
+        (["deploy", "local", "--out", "done"], "done already holds a run"),
         # board, report, figure
         (["board", "nowhere"], "nowhere is not a folder; name the one that holds runs: fedveca board RUNS_DIR"),
         (["board", "a\0b"], "a\\x00b is not a folder"),

@@ -167,7 +167,7 @@ def test_words_from_a_folder_stay_words(report: Path, tmp_path: Path, opened: Op
     evil = "</script><script>window.taken=1</script><img src=x onerror=window.taken=1>"
     folder = tmp_path / "<img src=x onerror=window.taken=1>"
     shutil.copytree(report.parent / "fedveca-seed0", folder)
-    settings = Experiment(model=f"a:{evil}\"'", data_dir=evil, rounds=8)
+    settings = Experiment(model=f"own:{evil}\"'", data_dir=evil, rounds=8)
     (folder / "experiment.toml").write_text(settings.toml())
     lines = [line | {f"test_{evil}": 0.5, "test_<b>bold</b>%{x}": 0.1} for line in Run.open(folder).rounds]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -226,9 +226,9 @@ def require_name(path: Path | str) -> Path:
 
 
 def require_files(folder: Path) -> None:
-    """ValueError where a folder stands in the place of a file that a run writes."""
+    """ValueError where a folder stands in the place of a file that a run writes; a tracker's own cannot stop a run."""
     for name in (*FILES, ROWS):
-        if (folder / name).is_dir():
+        if name != "trackers.json" and (folder / name).is_dir():
             raise ValueError(f"{folder} cannot be resumed: {name} is no file")
 
 

@@ -183,8 +183,10 @@ def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
         with torch.no_grad():
             value = torch.as_tensor(goal.metric(network.scores(network.init(), x), given))
     except Exception as error:
-        hint = "; accuracy is for labels, absolute_error for numbers" if named else ""
-        raise ValueError(f"{said} fails on the {'first ' * named}{len(y)} test rows: {why(error)}{hint}") from error
+        if named:
+            kinds = "accuracy is for labels, absolute_error for numbers"
+            raise ValueError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
+        raise ValueError(f"{said} fails on the {len(y)} test rows: {why(error)}") from error
     if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
         raise ValueError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
     if given._version:

@@ -77,6 +77,7 @@ class Network:
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
         self._known: dict[int, int] = {}  # client -> its rows
         self._joined = False  # whether all clients were there once, so that their rows are fixed
+        self._sure: set[int] = set()  # nodes that have said who they are since they came online
         self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
@@ -204,6 +205,7 @@ class Network:
         """Asks who they are: nodes never seen, back from being offline, or rejected a while ago. Does not wait."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         self._seen = {node: again for node, again in self._seen.items() if node in online}
+        self._sure &= online
         new = [node for node in sorted(online) if self._seen.get(node, 0.0) <= now]
         questions = [question(node, self.note, 3600) for node in new]
         self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
@@ -226,7 +228,7 @@ class Network:
                 raise Refused(f"says client {i} has {rows} rows; it had {self._known[i]}")
             if self.nodes is not None and self.nodes.get(i) != node:
                 raise Refused(f"says it is client {i}, but its key is not client {i}'s")
-            if self._node.get(i, node) != node and self._node[i] in set(self.grid.get_node_ids()):
+            if self._node.get(i, node) != node and self._node[i] in self._sure:
                 raise Refused(f"says it is client {i}, which another node is")
         except Refused as error:
             self._seen[node] = time.monotonic() + AGAIN  # it may have been started anew by then, with what it lacked
@@ -236,6 +238,7 @@ class Network:
                 self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {error}; it is not asked")
             return
         self._rejected.pop(node, None)
+        self._sure.add(node)
         self._known[i] = rows
         self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
 
