@@ -25,6 +25,8 @@ from fedveca.views.board import connections
 from fedveca.views.board.app import Shared, app
 from fedveca.views.board.follow import Follow
 
+pytestmark = pytest.mark.slow
+
 DEEP = "[" * 900 + "]" * 900
 GOOD = 'method = "fedavg"\n'
 

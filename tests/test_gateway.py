@@ -63,7 +63,7 @@ class Bench:
         self.loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection, body, request = h11.Connection(h11.SERVER), b"", None
+        connection, body, request = h11.Connection(h11.SERVER), bytearray(), None
         try:
             while True:
                 event = connection.next_event()
@@ -72,10 +72,10 @@ class Bench:
                 elif isinstance(event, h11.Request):
                     request = event
                 elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
+                    body += event.data
                 elif isinstance(event, h11.EndOfMessage) and request is not None:
                     headers = {name.decode(): value.decode() for name, value in request.headers}
-                    self.reached.append((request.target.decode(), headers, body))
+                    self.reached.append((request.target.decode(), headers, bytes(body)))
                     head = h11.Response(status_code=200, headers=[("content-length", str(len(self.answer)))])
                     for out in (head, h11.Data(data=self.answer), h11.EndOfMessage()):
                         writer.write(connection.send(out) or b"")

@@ -25,6 +25,8 @@ from fedveca.runs.record import Run
 from fedveca.runs.run import run
 from fedveca.views import report
 
+pytestmark = pytest.mark.slow
+
 Capture = pytest.CaptureFixture[str]
 Damage = Callable[[Path], object]
 SECRET = "TOPSECRET"

@@ -354,6 +354,7 @@ def confined_run(made: Zygote, argv: list[str], seconds: float = 60) -> tuple[in
     return code, made.said.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -376,6 +377,7 @@ def test_rejected_in_little_room(argv: list[str], said: str, confined: Zygote) -
     check_sentence(err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["run"], ["compare", "--methods", "fedavg", "--seeds", "1"]])
 def test_memory_that_runs_out_leaves_nothing(argv: list[str], confined: Zygote) -> None:
     """The model fits, the steps of the first round do not."""

@@ -15,6 +15,8 @@ from fedveca.runs.record import Run
 from fedveca.runs.run import run
 from fedveca.views.report import gather, write
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Any]
 LINES = "[id^=s0-curve] .scatterlayer .js-line:not([style*='stroke-width: 0px'])"  # bands have no line
 

@@ -38,6 +38,7 @@ BODY_BYTES = 64 * 1024 * 1024  # Flower sends arrays in pieces of 5 MB
 HEAD_SECONDS = 15.0  # for the TLS handshake, and for a request's head
 IDLE_SECONDS = 30.0  # between two pieces of a body, and between two requests of a node
 REQUEST_SECONDS = 600.0
+LINGER_SECONDS = 2.0  # for a rejected client to read why
 CONNECTIONS = 1024
 STRANGERS = 128  # connections that have not signed a request yet
 LINES = 60  # of the log per minute
@@ -236,7 +237,7 @@ class Gateway:
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 await _write(writer, connection.send(event))
             writer.close()
-            async with asyncio.timeout(HEAD_SECONDS):
+            async with asyncio.timeout(LINGER_SECONDS):
                 await writer.wait_closed()
         return False
 
