@@ -106,6 +106,7 @@ def cut_before(n: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return monkeypatch.undo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"method": "fedveca"}, {"method": "scaffold", "checkpoint_every": 2}])
 def test_cut_before_each_word_to_the_file_system(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
