@@ -293,6 +293,7 @@ def test_a_stranger_gets_nowhere_in_deploy_local(tmp_path: Path) -> None:
         until(lambda: (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").stat().st_size > 0)
         ((host, port),) = listening(processes_of(out))
         assert host == "0100007F"  # 127.0.0.1
+        assert (out / "rounds.jsonl").stat().st_mode & 0o077 == 0
         check_stranger([], ("127.0.0.1", port), folder)
         before = (out / "rounds.jsonl").read_bytes().count(b"\n")
         until(lambda: (out / "rounds.jsonl").read_bytes().count(b"\n") > before)  # and it goes on as if nothing were
