@@ -30,7 +30,7 @@ from fedveca.runs.experiment import Experiment
 
 
 def test_a_message_loads_no_pytorch() -> None:
-    code = "import sys, fedveca.cohorts.flower.messages\n"
+    code = "import sys, fedveca.cohorts.flower.messages, fedveca.deploy.pin, fedveca.deploy.warm\n"
     code += "from fedveca import answer, serve\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

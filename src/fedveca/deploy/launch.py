@@ -57,7 +57,11 @@ class Federation(SuperLink):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:  # a second one, before it was ignored
+            self.close()
+            raise
 
     @property
     def nodes(self) -> dict[int, subprocess.Popen[bytes]]:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.record import whole
-
 FILE = "pinned.json"
 PROJECT = "pyproject.toml"
 SUFFIXES = (".py", ".toml")
@@ -54,6 +52,8 @@ def describe_app(app: Path) -> dict[str, Any]:
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
+    from fedveca.runs.record import whole  # which loads PyTorch: a message's process must not
+
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:
         if not node.is_dir():
