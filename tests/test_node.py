@@ -229,6 +229,19 @@ def test_programs_that_a_node_does_not_need_are_rejected(tmp_path: Path) -> None
             assert "is rejected" in done.stderr
 
 
+@pytest.mark.parametrize("below", ["", "node-0"])
+def test_a_deployment_is_not_written_through_a_link(
+    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside, place = tmp_path / "outside", tmp_path / "out" / "deployment" / below
+    outside.mkdir()
+    place.parent.mkdir(parents=True)
+    place.symlink_to(outside)
+    assert main(["deploy", "local", "model=svm", "--nodes", "2", "--out", str(tmp_path / "out")]) == 2
+    assert "deployment is a link to elsewhere, or holds one; it is not written" in capsys.readouterr().err
+    assert list(outside.iterdir()) == []
+
+
 def test_a_folder_of_another_user_is_not_made_private(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

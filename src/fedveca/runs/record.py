@@ -210,19 +210,12 @@ def _is_draft(name: str) -> bool:
 
 def require_new(path: Path | str) -> None:
     """ValueError where a new run folder cannot be made: also for a folder that holds anything else."""
-    path = require_name(path)
+    path = Path(path)
     refuse(path)
     if path.is_dir():
         others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
             raise ValueError(f"{path} is not empty: it holds {shown(other)}; name a new folder")
-
-
-def require_name(path: Path | str) -> Path:
-    """ValueError for the empty text, which would be the working folder."""
-    if not str(path):
-        raise ValueError("'' does not name a folder; name one, such as runs/first")
-    return Path(path)
 
 
 def require_files(folder: Path) -> None:
