@@ -27,11 +27,13 @@ docs: .venv/ready  ## the documentation site, in site/
 
 test: .venv/ready browser  ## everything: lint, types, all tests (one of them builds the site)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
 
 check: .venv/ready  ## the quick round, in under two minutes
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m 'not slow' -n 2
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, Named, Order, Report, Scaffold
-from fedveca.algorithms.corrected import Walk
+from fedveca.algorithms.contrib.corrected import Walk
 from fedveca.algorithms.fedveca import norm
 from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.run import run
@@ -135,12 +135,21 @@ def go(chain: Chain, device: str, data_dir: str) -> list[dict[str, object]]:
         done = run(e, device=device, method=method)
         budget = budget or done.summary["tau_all"]
         curve = [line["test_accuracy"] for line in done.rounds if "test_accuracy" in line]
-        rows.append({
-            "study": chain.study, "task": chain.task, "label": chain.label, "method": name, "seed": chain.seed,
-            "last": done.summary["last"], "kept": done.summary["kept"], "tau_all": done.summary["tau_all"],
-            "progress": sum(line["tau_k"] for line in done.rounds), "curve": curve,
-            "seconds": round(time.perf_counter() - began, 2),
-        })
+        rows.append(
+            {
+                "study": chain.study,
+                "task": chain.task,
+                "label": chain.label,
+                "method": name,
+                "seed": chain.seed,
+                "last": done.summary["last"],
+                "kept": done.summary["kept"],
+                "tau_all": done.summary["tau_all"],
+                "progress": sum(line["tau_k"] for line in done.rounds),
+                "curve": curve,
+                "seconds": round(time.perf_counter() - began, 2),
+            }
+        )
     return rows
 
 
@@ -160,8 +169,11 @@ def main() -> None:
     if args.out.exists():
         rows = [json.loads(line) for line in args.out.read_text().splitlines()]
         there = {(r["study"], r["task"], r["label"], r["seed"]) for r in rows}
-    wanted = [c for c in chains(args.studies, args.tasks.split(","), args.first, args.seeds)
-              if (c.study, c.task, c.label, c.seed) not in there]
+    wanted = [
+        c
+        for c in chains(args.studies, args.tasks.split(","), args.first, args.seeds)
+        if (c.study, c.task, c.label, c.seed) not in there
+    ]
     began = time.perf_counter()
     with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool, args.out.open("a") as file:
         for future in as_completed([pool.submit(go, c, args.device, args.data_dir) for c in wanted]):

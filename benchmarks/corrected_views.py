@@ -14,10 +14,14 @@ from scipy.stats import t as student
 
 NAMES = {"svm-mnist": "SVM, MNIST", "cnn-mnist": "CNN, MNIST", "cnn-cifar10": "CNN, CIFAR-10"}
 METHODS = {
-    "corrected": ("FedVeca corrected", "#0072B2"), "fedveca": ("FedVeca", "#56B4E9"),
-    "scaffold": ("SCAFFOLD", "#D55E00"), "scaffold+": ("SCAFFOLD, more steps", "#E69F00"),
+    "corrected": ("FedVeca corrected", "#0072B2"),
+    "fedveca": ("FedVeca", "#56B4E9"),
+    "scaffold": ("SCAFFOLD", "#D55E00"),
+    "scaffold+": ("SCAFFOLD, more steps", "#E69F00"),
     "scaffold probed": ("SCAFFOLD, probe's steps", "#8C510A"),
-    "fedavg": ("FedAvg", "#009E73"), "fedprox": ("FedProx", "#CC79A7"), "fednova": ("FedNova", "#555555"),
+    "fedavg": ("FedAvg", "#009E73"),
+    "fedprox": ("FedProx", "#CC79A7"),
+    "fednova": ("FedNova", "#555555"),
 }
 Row = dict[str, Any]
 
@@ -103,11 +107,17 @@ def curves(lines: list[Row], path: Path) -> None:
 def write(study: Path, folder: Path) -> None:
     plt.rcParams |= {"svg.hashsalt": "fedveca", "svg.fonttype": "none", "font.size": 9}
     lines = table([json.loads(line) for line in study.read_text().splitlines()])
-    (folder / "corrected.json").write_text(json.dumps({
-        "command": "python benchmarks/corrected.py main ablation alpha partition clients --out study.jsonl",
-        "setting": "K = 100, batch 100, lr 0.01, alpha 0.95, 5 clients unless said, probe of 1,024 rows",
-        "rows": lines,
-    }, indent=1) + "\n")
+    (folder / "corrected.json").write_text(
+        json.dumps(
+            {
+                "command": "python benchmarks/corrected.py main ablation alpha partition clients --out study.jsonl",
+                "setting": "K = 100, batch 100, lr 0.01, alpha 0.95, 5 clients unless said, probe of 1,024 rows",
+                "rows": lines,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
     leads(lines, folder / "corrected-leads.svg")
     curves(lines, folder / "corrected-curves.svg")
     for study_name in ("main", "ablation", "alpha", "partition", "clients"):

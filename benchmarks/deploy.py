@@ -39,12 +39,15 @@ def note(**times):
     with open(TIMES / f"{os.getpid()}.json", "w") as file:
         json.dump(times, file)
 '''
-BARE = '''"""An empty round."""
+BARE = (
+    '''"""An empty round."""
 
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-''' + CLIENT + '''
+'''
+    + CLIENT
+    + """
 server = ServerApp()
 client = ClientApp()
 
@@ -70,14 +73,18 @@ def query(message, context):
     reply = Message(RecordDict(), reply_to=message)
     note(born=born(), began=began, ended=time.time())
     return reply
-'''
-OURS = '''"""Our round, timed from outside."""
+"""
+)
+OURS = (
+    '''"""Our round, timed from outside."""
 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedveca import answer, serve
-''' + CLIENT + '''
+'''
+    + CLIENT
+    + '''
 server = ServerApp()
 client = ClientApp()
 
@@ -126,6 +133,7 @@ def train(message, context):
 def query(message, context):
     return answer(message, context)
 '''
+)
 PARTS = {
     "wait": "order sent until Flower's process starts on the node (SuperNode sleeps up to 3 s, SuperExec polls)",
     "process": "that process: imports Flower, pulls the message, loads the app",
@@ -162,8 +170,10 @@ def _parts(line: dict[str, float], after: dict[str, float] | None, seen: list[di
     mine = [s for s in seen if line["asked"] <= s["began"] <= line["answered"]]
     last = max(mine, key=lambda s: s["ended"])
     parts = {
-        "wait": last["born"] - line["sent"], "process": last["began"] - last["born"],
-        "work": last["ended"] - last["began"], "back": line["answered"] - last["ended"],
+        "wait": last["born"] - line["sent"],
+        "process": last["began"] - last["born"],
+        "work": last["ended"] - last["began"],
+        "back": line["answered"] - last["ended"],
         "server": after["sent"] - line["answered"] if after else line["sent"] - line["asked"],
     }
     return parts | {"round": sum(parts.values())} | {n: line[n] for n in ("bytes_up", "bytes_down") if n in line}

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, FedAvg, FedVeca
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.local.cohort import Local
 from fedveca.runs.federate import federate
-from fedveca.runs.record import environment
-from fedveca.tasks.data import load, prepare
+from fedveca.runs.folder import environment
+from fedveca.tasks.datasets.dataset import load, prepare
 from fedveca.tasks.models import Cnn, model
 from fedveca.tasks.partition import partition
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fedveca.algorithms import FedAvg
-from fedveca.cohorts.local import Local
-from fedveca.runs.record import environment
+from fedveca.cohorts.local.cohort import Local
+from fedveca.runs.folder import environment
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 

@@ -164,10 +164,16 @@ def train(rounds: int, words: list[str], delay: float, loss: float) -> dict[str,
             lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
             summary = json.loads((out / "summary.json").read_text())
             result = {
-                "line": how, "delay": delay, "loss": loss, "seconds_a_round": [line["seconds"] for line in lines],
-                "answered": [line["ids"] for line in lines], "faults": [line.get("faults", []) for line in lines],
-                "test_accuracy": summary["last"]["test_accuracy"], "seconds": time.monotonic() - begun,
-                "seconds_to_connect": statistics.median(connect), "bytes_up": lines[0]["bytes_up"],
+                "line": how,
+                "delay": delay,
+                "loss": loss,
+                "seconds_a_round": [line["seconds"] for line in lines],
+                "answered": [line["ids"] for line in lines],
+                "faults": [line.get("faults", []) for line in lines],
+                "test_accuracy": summary["last"]["test_accuracy"],
+                "seconds": time.monotonic() - begun,
+                "seconds_to_connect": statistics.median(connect),
+                "bytes_up": lines[0]["bytes_up"],
                 "bytes_down": lines[0]["bytes_down"],
             }
             if "carried" in how:

@@ -15,18 +15,26 @@ import torch
 
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import environment
+from fedveca.runs.folder import environment
 from fedveca.runs.run import run
-from fedveca.tasks.data import load
+from fedveca.tasks.datasets.dataset import load
 
 COMMON: dict[str, Any] = {
-    "clients": 100, "partition": "case1", "rounds": 15, "batch": 8, "lr": 0.3, "tau_0": 5, "test_every": 15,
-}  # fmt: skip
+    "clients": 100,
+    "partition": "case1",
+    "rounds": 15,
+    "batch": 8,
+    "lr": 0.3,
+    "tau_0": 5,
+    "test_every": 15,
+}
 NOISE = (0.0, 1.0, 4.0, 16.0, 64.0)
 METHODS = {
-    "FedAvg": {"method": "fedavg", "dp_clip": 2.0}, "SCAFFOLD": {"method": "scaffold", "dp_clip": 2.0},
-    "FedNova": {"method": "fednova", "dp_clip": 0.5}, "FedVeca": {"method": "fedveca", "dp_clip": 0.5},
-}  # fmt: skip
+    "FedAvg": {"method": "fedavg", "dp_clip": 2.0},
+    "SCAFFOLD": {"method": "scaffold", "dp_clip": 2.0},
+    "FedNova": {"method": "fednova", "dp_clip": 0.5},
+    "FedVeca": {"method": "fedveca", "dp_clip": 0.5},
+}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment, preset
-from fedveca.views.report import gather, write
+from fedveca.views.report.report import gather, write
 
 
 def opened(browser: Any, path: Path) -> dict[str, float]:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import environment
+from fedveca.runs.folder import environment
 from fedveca.runs.run import run
-from fedveca.tasks.data import load
-from fedveca.views.figures import STYLE, save
+from fedveca.tasks.datasets.dataset import load
+from fedveca.views.figures.curves import STYLE, save
 from fedveca.views.series import LOOK
 
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
@@ -75,8 +75,11 @@ def measure(path: Path, seeds: int) -> dict[str, Any]:
             values["steps"].append(done.summary["tau_all"])
         content = {
             "command": "python benchmarks/robustness.py --out docs/results/robustness.json",
-            "environment": environment("cpu"), "settings": COMMON, "seeds": seed + 1,
-            "cpu_seconds": round(before + time.process_time() - began, 1), "results": results,
+            "environment": environment("cpu"),
+            "settings": COMMON,
+            "seeds": seed + 1,
+            "cpu_seconds": round(before + time.process_time() - began, 1),
+            "results": results,
         }
         path.write_text(json.dumps(content, indent=1) + "\n")
     return content

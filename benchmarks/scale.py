@@ -21,12 +21,12 @@ from scale_chart import draw
 from scipy.optimize import nnls
 
 from fedveca.algorithms import Algorithm, FedAvg, FedVeca, Scaffold
-from fedveca.cohorts.draws import sample
-from fedveca.cohorts.local import Local
-from fedveca.cohorts.team import Team
+from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.threads import Team
+from fedveca.cohorts.random import sample
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import environment
+from fedveca.runs.folder import environment
 from fedveca.runs.run import run
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares, partition
@@ -71,7 +71,13 @@ def even(clients: int, rows: int, features: int) -> tuple[torch.Tensor, torch.Te
 def hundred_thousand(method: str) -> dict:
     """100,000 synthetic clients, 1,000 a round, as a user runs them: folder, checkpoints, test set."""
     e = Experiment(
-        data="synthetic", partition="writer", model="svm", clients=100_000, participation=0.01, rounds=10, batch=BATCH,
+        data="synthetic",
+        partition="writer",
+        model="svm",
+        clients=100_000,
+        participation=0.01,
+        rounds=10,
+        batch=BATCH,
         method=method,
     )
     began, cpu = time.perf_counter(), time.process_time()
@@ -84,8 +90,13 @@ def hundred_thousand(method: str) -> dict:
         disk = sum(path.stat().st_size for path in (Path(folder) / "run").iterdir()) / 2**20
     seconds = [line["seconds"] for line in done.rounds]
     return {
-        "method": method, "rows": rows, "setup_s": setup, "setup_core_s": cores, "peak_mb": peak(),
-        "round_s": min(seconds), "folder_mb": disk,
+        "method": method,
+        "rows": rows,
+        "setup_s": setup,
+        "setup_core_s": cores,
+        "peak_mb": peak(),
+        "round_s": min(seconds),
+        "folder_mb": disk,
     }
 
 
@@ -138,14 +149,12 @@ def thousand_cnns(method: str) -> dict:
 
 def overhead(features: int) -> list[dict]:
     """Rounds of one step of one client a worker: what Ray costs beside the work, over workers and parameters."""
-    from fedveca.cohorts.ray import Ray
+    from fedveca.cohorts.ray.cohort import Ray
 
     out = []
     for workers in (1, 2, 4, 8):
         x, y, shares = even(workers, 2, features)
-        cohort = Ray(
-            FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, loss=False
-        )
+        cohort = Ray(FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, loss=False)
         alone = Local(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
         w, ids = torch.zeros(features), torch.arange(workers)
         calls = [round_of(c, FedAvg(0.01), w, ids, 1) for c in (cohort, alone)]
@@ -197,11 +206,15 @@ PARTS = {
 def modelled(result: dict) -> dict:
     rows, ray = result["flight"], result["overhead"]
     local = {
-        "a round": lambda r: 1, "a client": lambda r: r["n"], "a step": lambda r: r["steps"],
+        "a round": lambda r: 1,
+        "a client": lambda r: r["n"],
+        "a step": lambda r: r["steps"],
         "a step's row and parameter": lambda r: r["steps"] * BATCH * r["P"],
     }
     over = {
-        "a round": lambda r: 1, "a worker": lambda r: r["workers"], "a parameter": lambda r: r["P"],
+        "a round": lambda r: 1,
+        "a worker": lambda r: r["workers"],
+        "a parameter": lambda r: r["P"],
         "a worker's parameter": lambda r: r["workers"] * r["P"],
     }
     return {"local": fit(rows, "core_s", local), "ray": fit(ray, "seconds", over)}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveca import Experiment, FedAvg, FedNova, run
 from fedveca.algorithms import Algorithm, Report
-from fedveca.views.figures import LOOK, STYLE, save
+from fedveca.views.figures.curves import LOOK, STYLE, save
 
 OUT = Path(__file__).parent / "images"
 # Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own hills.
@@ -62,11 +62,17 @@ def ground(axis: Any, title: str) -> None:
     axis.contour(x, y, F.numpy(), levels=14, colors="#cccccc", linewidths=0.7, zorder=0)
     for i, colour in enumerate(COLOURS):
         axis.plot(*CENTRES[i], marker="o", color=colour, markersize=8, linestyle="none")
-        axis.annotate(f"client {i + 1}'s best", CENTRES[i].tolist(), xytext=(0, -16), textcoords="offset points",
-                      ha="center", color=colour, fontsize=9)  # fmt: skip
+        axis.annotate(
+            f"client {i + 1}'s best",
+            CENTRES[i].tolist(),
+            xytext=(0, -16),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            fontsize=9,
+        )
     axis.plot(*best(), marker="*", color="black", markersize=14, linestyle="none")
-    axis.annotate("best for all", best().tolist(), xytext=(0, -19), textcoords="offset points",
-                  ha="center", fontsize=9)  # fmt: skip
+    axis.annotate("best for all", best().tolist(), xytext=(0, -19), textcoords="offset points", ha="center", fontsize=9)
     axis.set(title=title, xticks=[], yticks=[], aspect="equal")
     axis.title.set_fontsize(10)
     axis.grid(False)
@@ -85,8 +91,14 @@ def drift() -> None:
         axis.annotate("w_k", START.tolist(), xytext=(7, 3), textcoords="offset points")
         axis.plot(*models.T, color="#D55E00", linewidth=1.8, linestyle="--")
         axis.plot(*models[-1], marker="D", color="#D55E00", markersize=7, linestyle="none")
-        axis.annotate("w_(k+1), the mean", models[-1].tolist(), xytext=(9, -13), textcoords="offset points",
-                      color="#D55E00", fontsize=9)  # fmt: skip
+        axis.annotate(
+            "w_(k+1), the mean",
+            models[-1].tolist(),
+            xytext=(9, -13),
+            textcoords="offset points",
+            color="#D55E00",
+            fontsize=9,
+        )
     save(figure, OUT / "drift.svg")
 
 
@@ -99,8 +111,15 @@ def normalised() -> None:
         ground(axis, f"{name}: client 1 takes 2 steps a round, client 2 takes 20")
         axis.plot(*models.T, color="#D55E00", marker=".", linewidth=1.5)
         off = float((models[-1] - best()).norm())
-        axis.annotate(f"after 60 rounds {off:.2f} off", models[-1].tolist(), xytext=(40, 22),
-                      textcoords="offset points", color="#D55E00", fontsize=9, ha="center")  # fmt: skip
+        axis.annotate(
+            f"after 60 rounds {off:.2f} off",
+            models[-1].tolist(),
+            xytext=(40, 22),
+            textcoords="offset points",
+            color="#D55E00",
+            fontsize=9,
+            ha="center",
+        )
     save(figure, OUT / "normalised.svg")
 
 
@@ -117,8 +136,9 @@ def control() -> None:
     figure.colorbar(image, ax=axes[0])
     A = np.array([line["A"] for line in veca.rounds[1:]]).T
     for i, row in enumerate(A):
-        axes[1].plot(range(1, 40), row / A.min(0), ".", markersize=4, label=f"client {i}",
-                     color=plt.get_cmap("tab10")(i))  # fmt: skip
+        axes[1].plot(
+            range(1, 40), row / A.min(0), ".", markersize=4, label=f"client {i}", color=plt.get_cmap("tab10")(i)
+        )
     axes[1].axhline(1, color="#888888", linewidth=0.8)
     axes[1].set(title="A of each client / the least A", xlabel="round", yscale="log")
     axes[1].legend(fontsize=7, loc="upper right")

@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment, preset
-from fedveca.views.report import gather, write
+from fedveca.views.report.report import gather, write
 
 IMAGES = Path(__file__).parent / "images"
 

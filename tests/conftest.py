@@ -19,7 +19,13 @@ torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
 LONGEST = (
-    "test_flower", "test_intruders", "test_kill", "test_docs", "test_ray", "test_stop", "test_hostile_folders",
+    "test_flower",
+    "test_intruders",
+    "test_kill",
+    "test_docs",
+    "test_ray",
+    "test_stop",
+    "test_hostile_folders",
     "test_fuzz",
 )
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
@@ -37,7 +43,7 @@ def mnist_dir() -> str:
     for folder in (os.environ.get("FEDVECA_DATA"), BESIDE):
         if folder and (Path(folder) / "mnist").is_dir():
             return str(folder)
-    from fedveca.tasks.fetch import get
+    from fedveca.tasks.datasets.download import get
 
     return str(get("mnist").parent)
 

@@ -37,10 +37,17 @@ class CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(1568, 256), nn.ReLU(), nn.Linear(256, CLASSES),
-        )  # fmt: skip
+            nn.Conv2d(1, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(1568, 256),
+            nn.ReLU(),
+            nn.Linear(256, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)

@@ -4,9 +4,9 @@ import torch
 from jobs import LR, Stopwatch, arguments, load
 
 from fedveca.algorithms import FedAvg, FedVeca
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.local.cohort import Local
 from fedveca.runs.federate import federate
-from fedveca.tasks.data import prepare
+from fedveca.tasks.datasets.dataset import prepare
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 

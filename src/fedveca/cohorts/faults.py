@@ -13,15 +13,20 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
-from fedveca.cohorts import draws
-from fedveca.cohorts.memory import Kept
+from fedveca.cohorts import random as draws
+from fedveca.cohorts.client_memory import Kept
 
 AWAY = ("crash", "drop", "late")  # by chance, round by round
 BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
 FORMS = {
-    "drop": "drop:P", "crash": "crash:P:ROUNDS", "late": "late:P",
-    "nan": "nan:SHARE", "scale": "scale:SHARE:FACTOR", "flip": "flip:SHARE", "lie": "lie:SHARE",
-}  # fmt: skip
+    "drop": "drop:P",
+    "crash": "crash:P:ROUNDS",
+    "late": "late:P",
+    "nan": "nan:SHARE",
+    "scale": "scale:SHARE:FACTOR",
+    "flip": "flip:SHARE",
+    "lie": "lie:SHARE",
+}
 PURPOSE = {kind: 1 + n for n, kind in enumerate(AWAY)}
 WHO_IS_BAD = 8
 LARGEST = 1e38  # of a factor: what float32 can hold

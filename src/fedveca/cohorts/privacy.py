@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
-from fedveca.cohorts import draws
+from fedveca.cohorts import random as draws
+from fedveca.cohorts.client_memory import Kept
 from fedveca.cohorts.faults import Inner
-from fedveca.cohorts.memory import Kept
 
 SUMMED = ("loss", "after")  # numbers of which only the mean is used
 NUMBERS, NOISE = 16, 17  # purposes of the draws

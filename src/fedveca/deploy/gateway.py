@@ -159,7 +159,11 @@ class Gateway:
             transport.abort()
 
     async def _request(
-        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wait: float,
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        wait: float,
         peer: str,
     ) -> bool:
         """One request; whether another may follow."""
@@ -201,8 +205,12 @@ class Gateway:
         return [(b"host", b"127.0.0.1"), (b"connection", b"close"), *sent, *length]
 
     async def _pass(
-        self, target: bytes, headers: list[tuple[bytes, bytes]], connection: h11.Connection,
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
+        self,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         """Body in and answer out, piece by piece: never more than a piece is held."""
         try:
@@ -252,7 +260,10 @@ class Gateway:
 
 
 async def _next(
-    connection: h11.Connection, reader: asyncio.StreamReader, seconds: float = REQUEST_SECONDS, most: int = 64 * 1024,
+    connection: h11.Connection,
+    reader: asyncio.StreamReader,
+    seconds: float = REQUEST_SECONDS,
+    most: int = 64 * 1024,
     writer: asyncio.StreamWriter | None = None,
 ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
     """The next event of one side; a client that waits for "100 Continue" hears it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedveca.deploy.pin import pin
 from fedveca.deploy.provision import write_certificates, write_key
-from fedveca.deploy.serve import STATE
+from fedveca.deploy.server import STATE
 from fedveca.deploy.superlink import SuperLink
 from fedveca.deploy.supernode import prepare
 from fedveca.runs.lock import held
@@ -34,9 +34,7 @@ class Federation(SuperLink):
         forks: whether a message's process is forked, or started as Flower does.
     """
 
-    def __init__(
-        self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True) -> None:
         self.forks, self.count, self.state = forks, nodes, folder.absolute() / "server.json"
         super().__init__(folder, HOST, free_port(), {STATE: str(self.state)} | (environment or {}))
         self.lock = ExitStack()

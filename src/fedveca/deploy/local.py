@@ -12,13 +12,13 @@ from typing import Any
 from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_app
-from fedveca.deploy.serve import deployable
+from fedveca.deploy.server import deployable
 from fedveca.deploy.superlink import Failed
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import leads_out
-from fedveca.runs.record import Run, require_new
-from fedveca.runs.stop import LOCAL, Stopped, how_to_resume
+from fedveca.runs.folder import Run, require_new
+from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
 
 Watch = Callable[[dict[str, Any]], None]
 

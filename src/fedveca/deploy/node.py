@@ -1,8 +1,8 @@
 """A Flower node's answer to a message.
 
-Flower starts a process for every message (or deploy/warm.py forks it). Here it stays small: the work is done by a
-worker of the node's own (deploy/worker.py) that is started once, with PyTorch and the data loaded, and ends with the
-SuperNode. In Flower's simulation the process stays, so the work is done in it.
+Flower starts a process for every message (or deploy/fork_server.py forks it). Here it stays small: the work is done
+by a process of the node's own (deploy/node_process.py) that is started once, with PyTorch and the data loaded, and ends
+with the SuperNode. In Flower's simulation the process stays, so the work is done in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _work(request: dict[str, Any], vectors: dict[str, Any]) -> tuple[dict[str, A
 
     content = save(vectors, {"request": json.dumps(request)})
     if "ray" in sys.modules:
-        from fedveca.deploy.worker import work
+        from fedveca.deploy.node_process import work
 
         content = work(content, home())
     else:
@@ -67,8 +67,11 @@ def _worker(folder: Path) -> Connection:
         pass
     with open(folder / "worker.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedveca.deploy.worker", str(folder), str(os.getppid())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            [sys.executable, "-m", "fedveca.deploy.node_process", str(folder), str(os.getppid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:

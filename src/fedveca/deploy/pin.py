@@ -42,7 +42,8 @@ def describe_app(app: Path) -> dict[str, Any]:
         project = tomllib.loads((app / PROJECT).read_text(encoding="utf-8"))
         files = {
             path.relative_to(app).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(app.rglob("*")) if path.suffix in SUFFIXES and path != app / PROJECT and path.is_file()
+            for path in sorted(app.rglob("*"))
+            if path.suffix in SUFFIXES and path != app / PROJECT and path.is_file()
         }
         settings = project["tool"]["flwr"]["app"]
         return {"files": files, "components": settings["components"], "model": settings["config"].get("model", "")}
@@ -52,7 +53,7 @@ def describe_app(app: Path) -> dict[str, Any]:
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
-    from fedveca.runs.record import whole  # which loads PyTorch: a message's process must not
+    from fedveca.runs.folder import whole  # which loads PyTorch: a message's process must not
 
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.record import whole
+from fedveca.runs.folder import whole
 
 APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
 
@@ -35,7 +35,7 @@ def train(message, context):
 def query(message, context):
     return answer(message, context)
 '''
-PROJECT = '''[project]
+PROJECT = """[project]
 name = "fedveca-app"
 version = "1.0.0"
 description = "A federation of {clients} clients"
@@ -52,7 +52,7 @@ clientapp = "app:client"
 [tool.flwr.app.config]
 out = ""
 resume = ""
-'''
+"""
 
 
 def write_app(folder: Path, e: Experiment) -> None:
@@ -76,18 +76,26 @@ def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveca federation")])
         draft = (
-            x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(owner.public_key())
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(owner.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=days))
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
             .add_extension(
                 x509.KeyUsage(
-                    digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-                    key_agreement=False, key_cert_sign=is_authority, crl_sign=is_authority, encipher_only=False,
+                    digital_signature=True,
+                    content_commitment=False,
+                    key_encipherment=False,
+                    data_encipherment=False,
+                    key_agreement=False,
+                    key_cert_sign=is_authority,
+                    crl_sign=is_authority,
+                    encipher_only=False,
                     decipher_only=False,
                 ),
                 critical=True,

@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.deploy import private_api
-from fedveca.deploy.serve import NODES
-from fedveca.runs.record import whole
+from fedveca.deploy.server import NODES
+from fedveca.runs.folder import whole
 
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 START_SECONDS = 120.0
@@ -69,12 +71,25 @@ class SuperLink:
             '[superlink.simulation]\naddress = ":local:"\n'
         )
         host, port = private_api.ADDRESS.split(":")
-        self._start("superlink", [
-            "flower-superlink", "--host", host, "--port", port, "--ssl-ca-certfile", str(tls / "ca.pem"),
-            "--ssl-certfile", str(tls / "server.pem"), "--ssl-keyfile", str(tls / "server.key"),
-            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
-            *(["--database", self.database] if self.database else []),
-        ])
+        self._start(
+            "superlink",
+            [
+                "flower-superlink",
+                "--host",
+                host,
+                "--port",
+                port,
+                "--ssl-ca-certfile",
+                str(tls / "ca.pem"),
+                "--ssl-certfile",
+                str(tls / "server.pem"),
+                "--ssl-keyfile",
+                str(tls / "server.key"),
+                "--enable-supernode-auth",
+                "--disable-runtime-dependency-installation",
+                *(["--database", self.database] if self.database else []),
+            ],
+        )
         self._wait(lambda: private_api.answers(self.folder), "superlink", "the SuperLink did not start")
         self.register()
         keys = self.folder / "keys"
@@ -111,8 +126,14 @@ class SuperLink:
         words = [word for setting in settings for word in ("--run-config", setting)]
         command = ["flwr", "run", str(app or self.folder / "app"), "fedveca", "--format", "json", *words]
         process = subprocess.run(
-            [str(self.folder / "bin" / "flwr"), *command[1:]], env=self._environment({}), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, timeout=120,
+            [str(self.folder / "bin" / "flwr"), *command[1:]],
+            env=self._environment({}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            timeout=120,
             check=False,
         )
         said = process.stdout
@@ -174,8 +195,13 @@ class SuperLink:
         program = command[0] if os.sep in command[0] else str(self.folder / "bin" / command[0])
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [program, *command[1:]], env=self._environment(more or {}), stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True, umask=0o077,
+                [program, *command[1:]],
+                env=self._environment(more or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                umask=0o077,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         return self.processes[name]

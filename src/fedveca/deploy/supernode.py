@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from fedveca.deploy import private_api, warm
+from fedveca.deploy import fork_server as warm
+from fedveca.deploy import private_api
 from fedveca.deploy.superlink import QUIET, search_path
 
 
@@ -40,11 +41,21 @@ def prepare(
         flags = ["--root-certificates", str(folder / "ca.pem"), "--auth-supernode-private-key", str(folder / "key")]
     host, port = private_api.ADDRESS.split(":")
     command = [
-        str(programs / "flower-supernode"), *flags, "--superlink", superlink, "--host", host, "--port", port,
-        "--node-config", f"partition-id={client} num-partitions={clients}",
+        str(programs / "flower-supernode"),
+        *flags,
+        "--superlink",
+        superlink,
+        "--host",
+        host,
+        "--port",
+        port,
+        "--node-config",
+        f"partition-id={client} num-partitions={clients}",
     ]
     return command, QUIET | {
-        "FLWR_HOME": str(folder / "flower"), "FEDVECA_NODE_DIR": str(folder), private_api.FOLDER: str(folder),
+        "FLWR_HOME": str(folder / "flower"),
+        "FEDVECA_NODE_DIR": str(folder),
+        private_api.FOLDER: str(folder),
         "PATH": search_path(programs),
     }
 

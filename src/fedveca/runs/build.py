@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.draws import per_round
+from fedveca.cohorts.aggregate import gather
 from fedveca.cohorts.faults import Faults, Inner, Troubled
-from fedveca.cohorts.gather import gather
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.local.cohort import Local
 from fedveca.cohorts.privacy import Private
+from fedveca.cohorts.random import per_round
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
-from fedveca.runs.given import Partition, named, try_method
-from fedveca.runs.room import check_memory, check_model, check_rows
-from fedveca.tasks import data as datasets
+from fedveca.runs.overrides import Partition, named, try_method
+from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.tasks import models
-from fedveca.tasks.data import Dataset, prepare
-from fedveca.tasks.fetch import silent
+from fedveca.tasks.custom import OWN, shown
+from fedveca.tasks.datasets import dataset as datasets
+from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.download import silent
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
-from fedveca.tasks.own import OWN, shown
 from fedveca.tasks.partition import Shares, given, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.trial import Metric, called, check_ids, why
+from fedveca.tasks.validate import Metric, called, check_ids, why
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -83,9 +83,18 @@ def build(
     real = e.data.startswith(OWN) or loss is not None or metric is not None
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     remake = partial(
-        models.model, e.model, tuple(data.x_test.shape[1:]), data.classes, init=e.init, hidden=e.hidden,
-        precision=e.precision, seed=e.seed, own=model, sample=sample,
-        loss=e.loss if loss is None else loss, metric=e.metric if metric is None else metric,
+        models.model,
+        e.model,
+        tuple(data.x_test.shape[1:]),
+        data.classes,
+        init=e.init,
+        hidden=e.hidden,
+        precision=e.precision,
+        seed=e.seed,
+        own=model,
+        sample=sample,
+        loss=e.loss if loss is None else loss,
+        metric=e.metric if metric is None else metric,
     )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
@@ -99,9 +108,16 @@ def build(
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
     options: dict[str, Any] = {
-        "batch": e.batch, "seed": e.seed, "probe": e.probe, "loss": e.keep != "last", "after": e.keep == "rollback",
-        "pixels": data.pixels, "memory_bytes": e.memory_mb * 2**20, "send": sending(privacy, faults),
-        "even": bool(privacy), "gather": gather(e.gather, e.gather_clip, e.gather_trim),
+        "batch": e.batch,
+        "seed": e.seed,
+        "probe": e.probe,
+        "loss": e.keep != "last",
+        "after": e.keep == "rollback",
+        "pixels": data.pixels,
+        "memory_bytes": e.memory_mb * 2**20,
+        "send": sending(privacy, faults),
+        "even": bool(privacy),
+        "gather": gather(e.gather, e.gather_clip, e.gather_trim),
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
@@ -113,14 +129,14 @@ def build(
 
 
 def deal(
-    e: Experiment, data: Dataset | None = None, say: Callable[[str], None] | None = silent,
+    e: Experiment,
+    data: Dataset | None = None,
+    say: Callable[[str], None] | None = silent,
     own: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
     if data is None:
-        data = datasets.load(
-            e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say
-        )
+        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say)
     if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
@@ -130,8 +146,14 @@ def deal(
     alone = e.method == "centralised"  # FedAvg with one client
     if own is None:
         return data, partition(
-            "case1" if alone else e.partition, data.y, data.classes, 1 if alone else e.clients, seed=e.seed,
-            concentration=e.concentration, shards=e.shards, writer=data.writer,
+            "case1" if alone else e.partition,
+            data.y,
+            data.classes,
+            1 if alone else e.clients,
+            seed=e.seed,
+            concentration=e.concentration,
+            shards=e.shards,
+            writer=data.writer,
         )
     if callable(own):
         try:
@@ -147,18 +169,29 @@ def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
 
 
 def _on_ray(
-    e: Experiment, algorithm: Algorithm, remake: Callable[[], Problem], data: Dataset, shares: Shares,
+    e: Experiment,
+    algorithm: Algorithm,
+    remake: Callable[[], Problem],
+    data: Dataset,
+    shares: Shares,
     options: dict[str, Any],
 ) -> Inner:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.gather != "mean":
         raise ValueError(f"gather={e.gather} needs engine=local: Ray's workers return sums, not each client's vectors")
     try:
-        from fedveca.cohorts.ray import Ray
+        from fedveca.cohorts.ray.cohort import Ray
     except ModuleNotFoundError as error:
         raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
     return Ray(
-        algorithm, remake, data.x, data.y, shares, workers=e.workers, address=e.ray_address, gpus=e.worker_gpus,
+        algorithm,
+        remake,
+        data.x,
+        data.y,
+        shares,
+        workers=e.workers,
+        address=e.ray_address,
+        gpus=e.worker_gpus,
         **options,
     )
 

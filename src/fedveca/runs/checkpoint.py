@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named
 from fedveca.algorithms.control import TAU_MIN
-from fedveca.cohorts.memory import Kept, Ledger
+from fedveca.cohorts.client_memory import Kept, Ledger
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, shown
 from fedveca.runs.files import SECOND_NAME, read_inside
-from fedveca.runs.record import FORMER, LAST, ROWS, draft, writing
-from fedveca.runs.sound import inside
-from fedveca.runs.stop import FLOWER, LOCAL, RUN, how_to_resume
-from fedveca.tasks.own import OWN
+from fedveca.runs.folder import FORMER, LAST, ROWS, draft, writing
+from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
+from fedveca.runs.schema import inside
+from fedveca.tasks.custom import OWN
 
 FORMAT = "2"
 BLANK = b"0" * 64

@@ -21,7 +21,10 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
-from fedveca.runs.given import (
+from fedveca.runs.folder import Run, refuse, whole
+from fedveca.runs.interrupt import SIGNALS, Asked, Stopped, listening
+from fedveca.runs.lock import held
+from fedveca.runs.overrides import (
     Own,
     check_experiment,
     check_folder,
@@ -30,14 +33,11 @@ from fedveca.runs.given import (
     name_of,
     named,
 )
-from fedveca.runs.lock import held
-from fedveca.runs.record import Run, refuse, whole
-from fedveca.runs.room import discard_unbegun
+from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import resume, run
-from fedveca.runs.stop import SIGNALS, Asked, Stopped, listening
-from fedveca.tasks.data import Dataset, load
-from fedveca.tasks.fetch import silent
-from fedveca.tasks.own import OWN
+from fedveca.tasks.custom import OWN
+from fedveca.tasks.datasets.dataset import Dataset, load
+from fedveca.tasks.datasets.download import silent
 
 Method = str | Algorithm
 NONE: Own = {}

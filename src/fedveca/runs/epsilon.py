@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from fedveca.algorithms import Algorithm
-from fedveca.cohorts.draws import per_round, sample
 from fedveca.cohorts.faults import Faults
-from fedveca.cohorts.local import Send
+from fedveca.cohorts.local.cohort import Send
 from fedveca.cohorts.privacy import Privacy
+from fedveca.cohorts.random import per_round, sample
 from fedveca.runs.experiment import Experiment
 
 
@@ -26,16 +26,22 @@ class Account:
     """
 
     def __init__(
-        self, noise: float, delta: float, *, releases: int, closing: int, clients: int, participation: float,
-        seed: int, hidden: bool,
+        self,
+        noise: float,
+        delta: float,
+        *,
+        releases: int,
+        closing: int,
+        clients: int,
+        participation: float,
+        seed: int,
+        hidden: bool,
     ) -> None:
         try:
             import dp_accounting
             from dp_accounting import rdp
         except ImportError as error:
-            raise ValueError(
-                "dp_noise needs the extra fedveca[privacy]: pip install 'fedveca[privacy]'"
-            ) from error
+            raise ValueError("dp_noise needs the extra fedveca[privacy]: pip install 'fedveca[privacy]'") from error
         self._of, self._rdp, self.delta, self.seed = dp_accounting, rdp, delta, seed
         self.noise, self.closing, self.hidden = noise / 2, closing, hidden
         self.clients, self.asked = clients, per_round(clients, participation)
@@ -94,8 +100,13 @@ def private(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, A
     unit = {"dc": 1 / float(state.tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
     equal = bool((state.tau == state.tau[0]).all())  # tau_k tells nothing of who was drawn
     account = Account(
-        e.dp_noise, e.dp_delta, releases=1 + len(wanted) + bool(numbers), closing=e.keep == "best",
-        clients=len(state.tau), participation=e.participation, seed=e.seed,
+        e.dp_noise,
+        e.dp_delta,
+        releases=1 + len(wanted) + bool(numbers),
+        closing=e.keep == "best",
+        clients=len(state.tau),
+        participation=e.participation,
+        seed=e.seed,
         hidden=equal and not numbers and not e.faults,
     )
     return Privacy(e.dp_clip, e.dp_noise, e.dp_bound, seed, wanted, unit), account

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.gather import RULES as GATHER
-from fedveca.tasks import data as datasets
+from fedveca.cohorts.aggregate import RULES as GATHER
+from fedveca.tasks.custom import OWN
+from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.losses import LOSSES, METRICS
-from fedveca.tasks.own import OWN
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
@@ -37,8 +37,15 @@ LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what se
 
 
 def option(
-    default: Any, text: str, *, of: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf,
-    open_ends: bool = False, some: tuple[str, ...] = (), own: bool = False,
+    default: Any,
+    text: str,
+    *,
+    of: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_ends: bool = False,
+    some: tuple[str, ...] = (),
+    own: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `own` where an object may be given from Python."""
     return dataclasses.field(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
-from fedveca.cohorts.draws import per_round, sample
+from fedveca.cohorts.random import per_round, sample
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedveca.runs.sound import inside
+from fedveca.runs.schema import inside
 
 SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 SECOND_NAME = "has a second name (a hard link)"

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveca.runs.experiment import shown
 from fedveca.runs.files import read_inside
-from fedveca.runs.sound import table
+from fedveca.runs.schema import table
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
 DEEPEST = 32  # lists and tables within each other; a run writes three
@@ -20,8 +20,12 @@ def read_table(folder: Path, name: str, most: int = MOST) -> dict[str, Any]:
     found = table(read_inside(folder, name, most).decode(), name)
     level: list[Any] = [found]
     for _ in range(DEEPEST):
-        level = [v for each in level for v in (each.values() if isinstance(each, dict) else each)
-                 if isinstance(v, dict | list)]  # fmt: skip
+        level = [
+            v
+            for each in level
+            for v in (each.values() if isinstance(each, dict) else each)
+            if isinstance(v, dict | list)
+        ]
         if not level:
             return found
     raise ValueError(f"{name} is nested more than {DEEPEST} deep")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedveca.runs.compare import Started, compare
 from fedveca.runs.experiment import TABLE_I, Experiment, preset, quoted
-from fedveca.runs.record import Run
+from fedveca.runs.folder import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
 FULL = tuple(f"{task}-case3" for task in TASKS)
@@ -87,8 +87,15 @@ def reproduce(
     runs = {}
     for study in wanted.values():
         runs[study.name] = compare(
-            replace(study.experiment(), data_dir=data_dir), seeds, out / study.name, methods=study.methods,
-            device=device, workers=workers, started=started, ended=partial(ended, study) if ended else None, say=None,
+            replace(study.experiment(), data_dir=data_dir),
+            seeds,
+            out / study.name,
+            methods=study.methods,
+            device=device,
+            workers=workers,
+            started=started,
+            ended=partial(ended, study) if ended else None,
+            say=None,
         )
     return runs
 

@@ -15,23 +15,23 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.faults import Inner
-from fedveca.cohorts.shelf import RowsError
-from fedveca.cohorts.team import Team
+from fedveca.cohorts.local.threads import Team
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Course, begin, mark, restore, rows_of, store
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.federate import Diverged, federate, loss_of
-from fedveca.runs.given import Own, check_experiment, check_folder, check_functions, copy_line
+from fedveca.runs.folder import FORMER, LAST, ROWS, Folder, Run, plain, require_files, require_new, summary_of, writing
+from fedveca.runs.interrupt import RUN, Asked, Stopped, asked, find_starter, how_to_resume
 from fedveca.runs.lock import held
-from fedveca.runs.record import FORMER, LAST, ROWS, Folder, Run, plain, require_files, require_new, summary_of, writing
-from fedveca.runs.stop import RUN, Asked, Stopped, asked, find_starter, how_to_resume
-from fedveca.tasks.data import prepare
-from fedveca.tasks.fetch import silent
-from fedveca.tasks.own import shown
+from fedveca.runs.overrides import Own, check_experiment, check_folder, check_functions, copy_line
+from fedveca.tasks.custom import shown
+from fedveca.tasks.datasets.dataset import prepare
+from fedveca.tasks.datasets.download import silent
 from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
-from fedveca.views.trackers import tracked
+from fedveca.trackers.tracking import tracked
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -70,9 +70,10 @@ def run(
         return _go(experiment, built, device, course, [], None, watch)
     out, counts = Path(out), mix(built) if len(built.shares.rows) else None  # rows of the clients' own are not known
     with (
-        held(out, made=True), Folder.make(out, experiment, device, counts, started_by) as folder,
+        held(out, made=True),
+        Folder.make(out, experiment, device, counts, started_by) as folder,
         asked(stop) as ending,
-    ):  # fmt: skip
+    ):
         built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch, ending)
 
@@ -145,15 +146,28 @@ def _due(line: dict[str, Any], e: Experiment) -> dict[str, Any]:
 
 @tracked
 def _go(
-    e: Experiment, built: Built, device: str, course: Course, lines: list[dict[str, Any]], folder: Folder | None,
-    watch: Watch | None, ending: Asked = lambda: False,
+    e: Experiment,
+    built: Built,
+    device: str,
+    course: Course,
+    lines: list[dict[str, Any]],
+    folder: Folder | None,
+    watch: Watch | None,
+    ending: Asked = lambda: False,
 ) -> Run:
     """The rounds that are left, then the closing summary."""
     began, stopped = time.perf_counter(), ""
     test, belongs = Test(built, device), mark(e, built) if folder else ""
     rounds = federate(
-        built.algorithm, built.cohort, course.state, e.rounds, first=course.round, least=course.least,
-        participation=e.participation, seed=e.seed, rollback=e.keep == "rollback",
+        built.algorithm,
+        built.cohort,
+        course.state,
+        e.rounds,
+        first=course.round,
+        least=course.least,
+        participation=e.participation,
+        seed=e.seed,
+        rollback=e.keep == "rollback",
     )
     remembering = partial(writing, folder.path, RowsError) if folder else contextlib.nullcontext
     while True:
@@ -192,8 +206,12 @@ def _go(
     if e.keep != "best" or course.kept_loss >= F:
         kept, kept_round = w, course.round
     summary = summary_of(
-        e, sum(sum(line["tau"]) for line in lines), time.perf_counter() - began, rounds=len(lines),
-        last={"round": course.round} | test(w), kept={"round": kept_round} | test(kept),
+        e,
+        sum(sum(line["tau"]) for line in lines),
+        time.perf_counter() - began,
+        rounds=len(lines),
+        last={"round": course.round} | test(w),
+        kept={"round": kept_round} | test(kept),
         **({"epsilon": built.account.spent_in_all(course.round)} if built.account else {}),
         **({"stopped": stopped} if stopped else {}),
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.problem import Problem, SquaredSvm
-from fedveca.tasks.trial import ROWS, Goal, Metric, called, tried, why
+from fedveca.tasks.validate import ROWS, Goal, Metric, called, tried, why
 
 Shape = tuple[int, ...]
 Model = nn.Module | Callable[[Shape, int], nn.Module]

@@ -34,8 +34,15 @@ class Deal(NamedTuple):
 
 
 def partition(
-    kind: str, y: Tensor, classes: int, clients: int, *, seed: int = 0, concentration: float = 0.5,
-    shards: int = 2, writer: Tensor | None = None,
+    kind: str,
+    y: Tensor,
+    classes: int,
+    clients: int,
+    *,
+    seed: int = 0,
+    concentration: float = 0.5,
+    shards: int = 2,
+    writer: Tensor | None = None,
 ) -> Shares:
     """The rows of each client under the rule `kind`; no client is left without one."""
     if kind not in RULES:
@@ -193,8 +200,14 @@ def _dirichlet(concentration: float, shape: tuple[int, ...], generator: torch.Ge
 
 
 RULES: dict[str, Callable[[Deal], Tensor]] = {
-    "case1": case1, "case2": case2, "case3": case3, "iid": iid, "dirichlet": dirichlet,
-    "shards": shards, "quantity": quantity, "writer": writer,
+    "case1": case1,
+    "case2": case2,
+    "case3": case3,
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "quantity": quantity,
+    "writer": writer,
 }
 RANDOM = ("dirichlet", "quantity")
 LABELLED = ("case2", "case3", "dirichlet")

@@ -10,12 +10,26 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Order
-from fedveca.cohorts.local import Local
+from fedveca.cohorts.local.cohort import Local
 from fedveca.runs.federate import federate
-from fedveca.runs.given import CONTRACT
+from fedveca.runs.overrides import CONTRACT
 from fedveca.tasks.partition import given
 from fedveca.tasks.problem import SquaredSvm
-from fedveca.testing.talk import IDS, N, P, all_steps, call, close, one_way, played, said, same, true, vector, walked
+from fedveca.testing.played_round import (
+    IDS,
+    N,
+    P,
+    all_steps,
+    call,
+    close,
+    one_way,
+    played,
+    said,
+    same,
+    true,
+    vector,
+    walked,
+)
 
 RECORDED = ("round", "ids", "left_out", "tau", "tau_k", "accepted", "train_loss", "seconds", "bytes_up", "bytes_down")
 TAKEN = ("tau", "loss", "after", "well")  # numbers that the clients report without the method
@@ -96,7 +110,8 @@ def along_the_last_axis(a: Algorithm) -> None:
         for name in each[0]:
             for i, one in enumerate(each):
                 true(
-                    many[name].shape == (3, *one[name].shape) and close(many[name][i], one[name]), a,
+                    many[name].shape == (3, *one[name].shape) and close(many[name][i], one[name]),
+                    a,
                     f"mixes clients: {name} of the {what} differs when clients go together; "
                     "reduce with dim=-1, keepdim=True",
                 )
@@ -131,7 +146,8 @@ def weights(a: Algorithm) -> None:
     state = talk.state._replace(tau=talk.state.tau.index_copy(0, torch.tensor([5]), talk.state.tau[1:2]))
     split, _ = a.update(state, ids, half, talk.report._replace(each=each))
     true(
-        close(split.w, want.w), a,
+        close(split.w, want.w),
+        a,
         "forgets p: a client split in two halves moves the model; numbers of clients are averaged as p @ numbers",
     )
     for name, v in told.items():
@@ -152,7 +168,8 @@ def steps(a: Algorithm) -> None:
     true(close(moved.w, after.w), a, 'derives tau from the state; the steps that were taken are report.each["tau"]')
     short, long = (one_way(a, tau) for tau in (2, 6))
     true(
-        short is None or long is None or long <= 1.01 * short, a,
+        short is None or long is None or long <= 1.01 * short,
+        a,
         "derives tau: a client that ends at the same model moves the server further when told to take more steps; "
         "divide by the tau that finish is given",
     )
@@ -179,5 +196,13 @@ def federation(a: Algorithm) -> None:
 
 
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (
-    form, clients, server, along_the_last_axis, pure, weights, steps, stored, federation,
+    form,
+    clients,
+    server,
+    along_the_last_axis,
+    pure,
+    weights,
+    steps,
+    stored,
+    federation,
 )

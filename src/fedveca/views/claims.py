@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedveca.runs.record import Run
+from fedveca.runs.folder import Run
 from fedveca.views.measures import (
     Runs,
     clear,
@@ -68,7 +68,8 @@ def paper_value(runs: Runs, paper: Numbers) -> Claim:
             f" (last model {100 * last:.2f} %)"
         )
     return Claim(
-        "FedVeca's kept model has the accuracy of Table I, less one standard deviation at most.", verdict(checks),
+        "FedVeca's kept model has the accuracy of Table I, less one standard deviation at most.",
+        verdict(checks),
         "; ".join(words) + ".",
     )
 
@@ -77,8 +78,10 @@ def mnist_rivals(runs: Runs, paper: Numbers) -> Claim | None:
     studies = [study for study in runs if "mnist" in study]
     checks = [
         clear(lead(runs, study, rival, which, "test_accuracy"), "test_accuracy")
-        for study in studies for rival in RIVALS for which in ("kept", "last")
-    ]  # fmt: skip
+        for study in studies
+        for rival in RIVALS
+        for which in ("kept", "last")
+    ]
     words = [f"{w} model: " + "; ".join(_lead(runs, s, RIVALS, w) for s in studies) for w in ("kept", "last")]
     evidence = f"Smallest lead in points of accuracy, paired over seeds (95 % interval), {'; '.join(words)}."
     claim = "On MNIST FedVeca is well ahead of FedAvg, FedNova and FedProx."
@@ -151,7 +154,8 @@ def scaffold_line(runs: Runs, paper: Numbers) -> Claim:
         checks.append(math.isfinite(both[0]) and abs(both[0] - both[1]) <= 10)
         words.append(f"{TITLE[task(study)]} {_count(each[0])} and {_count(each[1])}")
     return Claim(
-        "FedVeca reaches the centralised line nearly when SCAFFOLD does (medians within 10 rounds).", verdict(checks),
+        "FedVeca reaches the centralised line nearly when SCAFFOLD does (medians within 10 rounds).",
+        verdict(checks),
         f"Seeds whose kept model reaches the paper's centralised loss, FedVeca and SCAFFOLD: {'; '.join(words)}.",
     )
 
@@ -169,7 +173,8 @@ def faster(runs: Runs, paper: Numbers) -> Claim:
         checks.append(bool(len(hit)) and hit[0] + 1 < median(each["fedavg"]))
         curve.append(str(hit[0] + 1) if len(hit) else "never")
     return Claim(
-        "FedVeca converges faster than FedAvg, FedNova and FedProx.", verdict(checks),
+        "FedVeca converges faster than FedAvg, FedNova and FedProx.",
+        verdict(checks),
         f"Median rounds until the kept model has FedAvg's last loss: {'; '.join(words)}; FedVeca's mean curve of every "
         f"round's model has it in round {', '.join(curve)}.",
     )
@@ -225,6 +230,7 @@ def premise_steady(runs: Runs, paper: Numbers) -> Claim | None:
     checks = [all(x["svm-mnist-case3"] < x[study] for study in cnn) for x in (std, share)]
     words = "; ".join(f"{TITLE[task(s)]} {std[s]:.2f} ({100 * share[s]:.0f} %)" for s in runs)
     return Claim(
-        "Its value is steadiest on the SVM.", verdict(checks),
+        "Its value is steadiest on the SVM.",
+        verdict(checks),
         f"Standard deviation over rounds 2 and later (and as a share of the mean): {words}.",
     )

@@ -40,7 +40,8 @@ def case1_converges(runs: Runs, paper: Numbers) -> Claim:
     words = ", ".join(f"{LOOK[m][0]} {end:.4f}" for m, end in ends.items())
     return Claim(
         "In Case 1 all methods converge to the centralised loss (within 1 %) in 100 rounds.",
-        verdict([end <= 1.01 * centre for end in ends.values()]), f"Last loss: centralised {centre:.4f}, {words}.",
+        verdict([end <= 1.01 * centre for end in ends.values()]),
+        f"Last loss: centralised {centre:.4f}, {words}.",
     )
 
 
@@ -53,7 +54,8 @@ def case2_first(runs: Runs, paper: Numbers) -> Claim:
         part = (f"{LOOK[m][0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
         words.append(f"{name} ({at:.4f}) {', '.join(part)}")
     return Claim(
-        "In Case 2 FedVeca is the first of all to converge, in loss and in accuracy.", verdict(checks),
+        "In Case 2 FedVeca is the first of all to converge, in loss and in accuracy.",
+        verdict(checks),
         f"Median rounds until FedAvg's last value: {'; '.join(words)}.",
     )
 
@@ -98,7 +100,8 @@ def tau_swings(runs: Runs, paper: Numbers) -> Claim:
     tau = _detail(runs, "tau", 2)  # the first adapted one
     words = (f"{i + 1}: {low:g} to {high:g}" for i, (low, high) in enumerate(zip(tau.min(0), tau.max(0), strict=True)))
     return Claim(
-        "tau_(k,i) swings much from round to round.", verdict([bool(v > 0.5) for v in variation(tau)]),
+        "tau_(k,i) swings much from round to round.",
+        verdict([bool(v > 0.5) for v in variation(tau)]),
         f"Range of tau from round 2 on, by client: {', '.join(words)}.",
     )
 
@@ -109,7 +112,8 @@ def most_in_turn(runs: Runs, paper: Numbers) -> Claim:
     even = stats.chisquare(most).pvalue > 0.05
     partly: Holds = "partly" if (most > 0).sum() > 1 and stats.chisquare(most[most > 0]).pvalue > 0.05 else False
     return Claim(
-        "Each round's largest tau is spread evenly over the clients.", True if even else partly,
+        "Each round's largest tau is spread evenly over the clients.",
+        True if even else partly,
         f"Rounds of {len(tau)} in which clients 1 to {len(most)} have it: {', '.join(map(str, most))}.",
     )
 
@@ -118,7 +122,8 @@ def tau_k_steady(runs: Runs, paper: Numbers) -> Claim:
     tau, tau_k = _detail(runs, "tau", 2), _detail(runs, "tau_k", 2)
     ours, theirs = float(variation(tau_k)), float(variation(tau).max())
     return Claim(
-        "tau_k does not swing much, however different the clients' tau are.", ours < theirs / 2,
+        "tau_k does not swing much, however different the clients' tau are.",
+        ours < theirs / 2,
         f"From round 2 on tau_k is between {tau_k.min():.2f} and {tau_k.max():.2f}, its standard deviation "
         f"{100 * ours:.0f} % of its mean, against up to {100 * theirs:.0f} % for a client's tau.",
     )
@@ -181,7 +186,8 @@ def first_and_rough(runs: Runs, paper: Numbers) -> Claim:
     mine, other = seen[0.995], seen[0.95]
     checks = [mine[0] > max(other[0], seen[0.5][0]), mine[3] < min(other[3], seen[0.5][3]), mine[1] <= 1.01 * other[1]]
     return Claim(
-        "With 1 - alpha = 0.005 the model reaches convergence first, on a curve that is not smooth.", verdict(checks),
+        "With 1 - alpha = 0.005 the model reaches convergence first, on a curve that is not smooth.",
+        verdict(checks),
         f"Median rounds until the last loss of 0.05 ({other[1]:.4f}): {_words(mine[3])} against {_words(other[3])} "
         f"with 0.05; the loss moves by {mine[0]:.4f} a round against {other[0]:.4f}, and the last is {mine[1]:.4f}.",
     )
@@ -191,7 +197,8 @@ def both(runs: Runs, paper: Numbers) -> Claim:
     seen = _alpha(runs)
     fast, smooth = seen[0.95][2] <= 0.6 * seen[0.5][2], seen[0.95][0] < 0.01 * seen[0.95][1]
     return Claim(
-        "1 - alpha = 0.05 is fast and smooth.", verdict([fast, smooth]),
+        "1 - alpha = 0.05 is fast and smooth.",
+        verdict([fast, smooth]),
         f"It reaches the last loss of 0.5 in {_words(seen[0.95][2])} rounds instead of {_words(seen[0.5][2])}, and "
         f"moves by {100 * seen[0.95][0] / seen[0.95][1]:.1f} % of the loss a round.",
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedveca.runs.record import Run
+from fedveca.runs.folder import Run
 
 Runs = Mapping[str, Sequence[Run]]  # by study
 Array = NDArray[np.float64]

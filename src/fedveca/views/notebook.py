@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from fedveca.runs.record import Run
-from fedveca.views.report_words import called, shown
+from fedveca.runs.folder import Run
+from fedveca.views.report.words import called, shown
 from fedveca.views.series import band, closing, look, metrics
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 300, 150, 46, 24
@@ -71,13 +71,17 @@ def _curve(run: Run, name: str) -> str:
         f'<svg role="img" aria-label="{escape(said)}" width="{WIDTH}" height="{HEIGHT}" style="margin:6px 12px 6px 0">'
         f'<g fill="none" stroke="currentColor" stroke-opacity=".3"><path d="M{LEFT},10V{10 + tall}H{WIDTH - 8}"/></g>'
         f'<polyline points="{" ".join(at)}" fill="none" stroke="#D55E00" stroke-width="1.8"/>'
-        + _words([
-            (LEFT - 4, 14, "end", _tick(name, high)), (LEFT - 4, 10 + tall, "end", _tick(name, low)),
-            (LEFT, HEIGHT - 8, "start", f"{x[0]:.0f}"), (WIDTH - 8, HEIGHT - 8, "end", f"round {x[-1]:.0f}"),
-            (LEFT + wide / 2, HEIGHT - 8, "middle", called(name)),
-        ])
+        + _words(
+            [
+                (LEFT - 4, 14, "end", _tick(name, high)),
+                (LEFT - 4, 10 + tall, "end", _tick(name, low)),
+                (LEFT, HEIGHT - 8, "start", f"{x[0]:.0f}"),
+                (WIDTH - 8, HEIGHT - 8, "end", f"round {x[-1]:.0f}"),
+                (LEFT + wide / 2, HEIGHT - 8, "middle", called(name)),
+            ]
+        )
         + "</svg>"
-    )  # fmt: skip
+    )
 
 
 def _words(words: Sequence[tuple[float, float, str, str]]) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedveca.runs.compare import spread, table
 from fedveca.runs.experiment import TABLE_I
+from fedveca.runs.folder import Run
 from fedveca.runs.reading import read_table
-from fedveca.runs.record import Run
 from fedveca.runs.reproduce import Study
 from fedveca.views import claims, claims_svm, paper_figures
 from fedveca.views.claims import Claim
@@ -38,16 +38,22 @@ CHECKS: dict[str, tuple[Callable[[Runs, Numbers], Claim | None], ...]] = {
     "curves": (claims.centralised_line, claims.scaffold_line, claims.faster, claims.steadier_svm),
     "premise": (claims.premise_holds, claims.premise_steady),
     "cases": (
-        claims_svm.case1_overlaps, claims_svm.case1_converges, claims_svm.case2_first, claims_svm.same_rate,
+        claims_svm.case1_overlaps,
+        claims_svm.case1_converges,
+        claims_svm.case2_first,
+        claims_svm.same_rate,
         claims_svm.worse_case3,
     ),
     "instant": (
-        claims_svm.tau_swings, claims_svm.most_in_turn, claims_svm.tau_k_steady, claims_svm.L_settles,
+        claims_svm.tau_swings,
+        claims_svm.most_in_turn,
+        claims_svm.tau_k_steady,
+        claims_svm.L_settles,
         claims_svm.apart,
     ),
     "alpha": (claims_svm.slow_and_smooth, claims_svm.first_and_rough, claims_svm.both),
     "clients": (claims_svm.not_faster, claims_svm.ahead_at_fifty),
-}  # fmt: skip
+}
 FIGURES: dict[str, dict[str, Callable[[Runs, Path], None]]] = {
     "table1": {"table1": lambda runs, path: paper_figures.table1(runs, path, PAPER)},
     "curves": {"curves": paper_figures.curves, "curves-kept": paper_figures.curves_kept},
@@ -150,10 +156,14 @@ def _instant(runs: Runs) -> dict[str, Any]:
 
 
 RESULTS: Mapping[str, Callable[[Runs], Any]] = {
-    "table1": _table1, "curves": _curves_kept, "premise": _premise, "cases": _curves, "instant": _instant,
+    "table1": _table1,
+    "curves": _curves_kept,
+    "premise": _premise,
+    "cases": _curves,
+    "instant": _instant,
     "alpha": lambda runs: _curves({study: of(runs, study) for study in runs}),
     "clients": lambda runs: _curves({s: v if "clients" in s else of(runs, s) for s, v in runs.items()}),
-}  # fmt: skip
+}
 
 
 def _environments(runs: Runs) -> list[dict[str, Any]]:

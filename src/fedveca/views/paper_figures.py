@@ -9,8 +9,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedveca.runs.record import Run
-from fedveca.views.figures import STYLE, focus, line, save
+from fedveca.runs.folder import Run
+from fedveca.views.figures.curves import STYLE, focus, line, save
 from fedveca.views.measures import Runs, closing, grid, handed_out, of
 from fedveca.views.series import LOOK
 
@@ -39,8 +39,15 @@ def table1(runs: Runs, path: Path, paper: Numbers) -> None:
                     values = 100 * np.array(closing(of(runs, study, method), which, "test_accuracy"))
                     std = values.std(ddof=1) if len(values) > 1 else 0.0
                     axis.errorbar(
-                        values.mean(), y + shift, xerr=std, fmt="o", color=colour, markerfacecolor=fill, markersize=6,
-                        capsize=2, label={"kept": "kept model", "last": "last model"}[which] if y == 0 else None,
+                        values.mean(),
+                        y + shift,
+                        xerr=std,
+                        fmt="o",
+                        color=colour,
+                        markerfacecolor=fill,
+                        markersize=6,
+                        capsize=2,
+                        label={"kept": "kept model", "last": "last model"}[which] if y == 0 else None,
                     )
                 value = 100 * paper[task(study)][method]["test_accuracy"]
                 named = None if y else "the paper's value"
@@ -104,8 +111,12 @@ def premise(runs: Runs, path: Path) -> None:
 def instant(run: Run, path: Path, rounds: int = 50) -> None:
     """Six quantities of one run, round by round: of each client where they are the clients' own."""
     panels = (
-        ("tau", r"local steps $\tau_{(k,i)}$"), ("tau_k", r"mean local steps $\tau_k$"), ("L", r"smoothness $L$"),
-        ("beta", r"$\beta_{(k,i)}$"), ("delta", r"$\delta_{(k,i)}$ (log scale)"), ("A", r"$A_{(k,i)}$ (log scale)"),
+        ("tau", r"local steps $\tau_{(k,i)}$"),
+        ("tau_k", r"mean local steps $\tau_k$"),
+        ("L", r"smoothness $L$"),
+        ("beta", r"$\beta_{(k,i)}$"),
+        ("delta", r"$\delta_{(k,i)}$ (log scale)"),
+        ("A", r"$A_{(k,i)}$ (log scale)"),
     )
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
@@ -154,9 +165,7 @@ def clients(runs: Runs, path: Path) -> None:
     _pair(sets, path, runs)
 
 
-def _pair(
-    sets: Sequence[tuple[list[Run], tuple[str, str, str]]], path: Path, runs: Runs, band: bool = True
-) -> None:
+def _pair(sets: Sequence[tuple[list[Run], tuple[str, str, str]]], path: Path, runs: Runs, band: bool = True) -> None:
     """Test loss and accuracy side by side, one line a set of runs."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), layout="constrained")

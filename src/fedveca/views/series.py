@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
+from fedveca.runs.folder import Run
 from fedveca.runs.reading import read_table
-from fedveca.runs.record import Run
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 LOOK: dict[str, tuple[str, str, str]] = {
@@ -208,9 +208,10 @@ def spread(values: Iterable[Any]) -> dict[str, Any]:
     """Mean and standard deviation of those that are numbers, and how many they are."""
     known = [v for v in map(number, values) if v is not None]
     return {
-        "mean": statistics.fmean(known) if known else None, "std": statistics.stdev(known) if len(known) > 1 else 0.0,
+        "mean": statistics.fmean(known) if known else None,
+        "std": statistics.stdev(known) if len(known) > 1 else 0.0,
         "count": len(known),
-    }  # fmt: skip
+    }
 
 
 def table(found: Sequence[Curve]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedveca.cohorts.wire import DTYPES, wide
+from fedveca.cohorts.flower.wire import DTYPES, wide
 
 Vectors = dict[str, NDArray[Any]]
 RECORDS = {"answer": ConfigRecord, "numbers": MetricRecord, "vectors": ArrayRecord}

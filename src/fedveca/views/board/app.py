@@ -18,10 +18,10 @@ from typing import Any
 
 from fedveca.version import __version__
 from fedveca.views.board import files
-from fedveca.views.board.follow import AXES, Follow
 from fedveca.views.board.guard import Guard
-from fedveca.views.board.shelf import Shelf
-from fedveca.views.script import plotly
+from fedveca.views.board.index import Shelf
+from fedveca.views.board.tail import AXES, Follow
+from fedveca.views.report.plotly_bundle import plotly
 
 FOLLOWED = 32  # runs whose columns stay in memory
 WORKING = 4  # questions that are worked on at a time
@@ -62,7 +62,8 @@ class Desk:
         folder, follow = self.shelf.folder(name), self.follow(name)
         out: dict[str, Any] = {"id": name, "path": str(folder)}
         for key, file, read in (
-            ("settings", "experiment.toml", files.toml), ("environment", "environment.json", files.table),
+            ("settings", "experiment.toml", files.toml),
+            ("environment", "environment.json", files.table),
             ("summary", "summary.json", files.table),
         ):
             try:
@@ -85,8 +86,13 @@ class Desk:
                 follow.read()
                 scalars, lists = follow.names()
                 out[name] = {
-                    "rounds": len(follow.starts), "version": follow.version, "share": follow.share, "names": scalars,
-                    "lists": lists, "damaged": follow.damaged, "faults": follow.fault_count,
+                    "rounds": len(follow.starts),
+                    "version": follow.version,
+                    "share": follow.share,
+                    "names": scalars,
+                    "lists": lists,
+                    "damaged": follow.damaged,
+                    "faults": follow.fault_count,
                     "curves": {n: follow.curve(n, axis, low, high, width) for n in query.many("name", 64)},
                 }
         return {"x": axis, "runs": out}

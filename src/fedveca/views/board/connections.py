@@ -85,8 +85,17 @@ def server(application: Any) -> uvicorn.Server:
     """A server with these bounds; httptools and uvloop, which it would take where they are installed, have others."""
     room = _room()
     config = uvicorn.Config(
-        application, http=Connection, loop="asyncio", ws="none", lifespan="off", log_level="error", access_log=False,
-        server_header=False, timeout_graceful_shutdown=1, backlog=room // 2, h11_max_incomplete_event_size=HEAD,
+        application,
+        http=Connection,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        backlog=room // 2,
+        h11_max_incomplete_event_size=HEAD,
         limit_concurrency=room + 1,
     )
     return uvicorn.Server(config)

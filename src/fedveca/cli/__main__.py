@@ -1,0 +1,7 @@
+"""`python -m fedveca.cli`."""
+
+import sys
+
+from fedveca.cli import main
+
+sys.exit(main())

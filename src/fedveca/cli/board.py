@@ -1,0 +1,68 @@
+"""board."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import webbrowser
+from pathlib import Path
+
+from fedveca.cli.arguments import Command
+
+
+def add(command: Command) -> None:
+    board = command("board", _board, "Show runs on a web page of this machine, those that run now as they grow.")
+    board.add_argument(
+        "runs",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="RUNS_DIR",
+        help="folder that holds runs, at any depth (default runs)",
+    )
+    board.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond this machine a token is made")
+    board.add_argument("--port", type=int, default=8765, help="port to listen on, 0 for a free one (default 8765)")
+    board.add_argument("--token", action="store_true", help="ask for a token on this machine too")
+    board.add_argument(
+        "--name", action="append", default=[], metavar="NAME", help="a further name by which browsers may ask"
+    )
+    board.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def _board(args: argparse.Namespace) -> int:
+    from fedveca.views.board.guard import loopback, token
+
+    try:
+        from fedveca.views.board.app import app, serve
+
+        if not args.runs.is_dir():
+            raise ValueError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
+        if not 0 <= args.port <= 65535:
+            raise ValueError(f"--port {args.port} is out of range; allowed: 0 to 65535")
+        if not args.host.strip() or not all(name.strip() for name in args.name):
+            wrong, like = ("--host", "127.0.0.1") if not args.host.strip() else ("--name", "board.example")
+            raise ValueError(f"{wrong} is empty; allowed: an address or a name, such as {like}")
+        secret = token() if args.token or not loopback(args.host) else ""
+        application = app(args.runs, host=args.host, token=secret, names=tuple(args.name))
+    except ModuleNotFoundError as error:
+        raise ValueError("fedveca board needs the extra fedveca[board]: pip install 'fedveca[board]'") from error
+    with _listen(args.host, args.port) as listening:
+        shown = f"[{args.host}]" if ":" in args.host else args.host
+        shown = socket.gethostname() if args.host in ("0.0.0.0", "::") else shown
+        address = f"http://{shown}:{listening.getsockname()[1]}/{f'?token={secret}' if secret else ''}"
+        print(f"board of {args.runs}: {address}   (Ctrl-C ends it)", flush=True)
+        if args.open:
+            webbrowser.open(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(application, listening)
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        host.encode("idna")  # as the socket will; it would leave itself open
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        why = str(error.strerror).split(" (while")[0] if isinstance(error, OSError) else "it is not a host name"
+        raise ValueError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error

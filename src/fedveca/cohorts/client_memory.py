@@ -1,0 +1,169 @@
+"""What clients keep between rounds: one row for each client ever seen, in RAM up to a limit, the rest in a file."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Named
+from fedveca.cohorts.client_store import NOWHERE, Damaged, Shelf
+
+LIMIT = 2**30  # bytes in RAM
+
+
+class Kept(Protocol):
+    """What a checkpoint needs of a cohort's memory."""
+
+    home: Path | None
+
+    def save(self) -> Named: ...
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None: ...
+
+
+class Memory:
+    """First come, first in RAM: clients are drawn at random, so none is likelier than another to be needed next."""
+
+    def __init__(self, clients: int, limit: int = LIMIT) -> None:
+        self.clients, self.limit = clients, limit
+        self.home: Path | None = None  # the file's name; None: one without a name, gone with the process
+        self.slot = torch.full((clients,), NOWHERE)  # [N] the row in RAM
+        self.dirty = torch.zeros(clients, dtype=torch.bool)  # [N] changed in RAM since it was last on disk
+        self.held = torch.empty(0, 0)  # [slots, M] on the clients' device
+        self.used = 0  # of the slots
+        self.widths: dict[str, int] = {}  # floats of each name; M is their sum
+        self.shelf: Shelf | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        """The clients ever seen."""
+        return iter(torch.nonzero(self.seen(torch.arange(self.clients))).flatten().tolist())
+
+    def __len__(self) -> int:
+        return int(self.seen(torch.arange(self.clients)).sum())
+
+    def seen(self, ids: Tensor) -> Tensor:
+        """[n] bool: whether clients have a row."""
+        near = self.slot[ids] != NOWHERE
+        return near | (self.shelf.at[ids] != NOWHERE) if self.shelf else near
+
+    def blank(self) -> Named:
+        """Zeros in the form of one client's memory."""
+        return {name: torch.zeros(width) for name, width in self.widths.items()}
+
+    def recall(self, ids: Tensor, new: Named) -> Named:
+        """[n, ...] each: what clients remember, `new` where they were never seen."""
+        if not new:
+            return {}
+        rows = torch.cat([v.expand(len(ids), -1) for v in new.values()], -1)
+        slot, seen = self.slot[ids], self.seen(ids)
+        if bool(seen.any()):
+            rows, near = rows.clone(), slot != NOWHERE
+            if bool(near.any()):
+                rows[near.to(rows.device)] = self.held[slot[near].to(self.held.device)].to(rows.device)
+            if bool((seen & ~near).any()):
+                assert self.shelf
+                far = seen & ~near
+                rows[far.to(rows.device)] = self.shelf.read(ids[far]).to(rows.device)
+        parts = torch.split(rows, [v.shape[-1] for v in new.values()], -1)
+        return dict(zip(new, parts, strict=True))
+
+    def remember(self, ids: Tensor, values: Named) -> None:
+        """Keeps values [n, ...] of clients that differ."""
+        if not values or not len(ids):
+            return
+        rows = torch.cat(list(values.values()), -1)
+        if not self.widths:
+            self._open({name: v.shape[-1] for name, v in values.items()}, rows.device)
+        new = ids[~self.seen(ids)][: len(self.held) - self.used]
+        self.slot[new] = torch.arange(self.used, self.used + len(new))
+        self.used += len(new)
+        slot = self.slot[ids]
+        near = slot != NOWHERE
+        if bool(near.any()):
+            self.held[slot[near].to(self.held.device)] = rows[near.to(rows.device)].to(self.held.device)
+            self.dirty[ids[near]] = True
+        if not bool(near.all()):
+            self._on_disk().write(ids[~near], rows[(~near).to(rows.device)])
+
+    def save(self) -> Named:
+        """All rows safe on disk, and what a checkpoint needs to find them; nothing where nothing is remembered."""
+        if not self.widths:
+            return {}
+        shelf = self._on_disk()
+        for some in torch.split(torch.nonzero(self.dirty).flatten(), shelf.piece):
+            shelf.write(some, self.held[self.slot[some].to(self.held.device)])
+        self.dirty.fill_(False)
+        widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
+        return shelf.save() | widths
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
+        """Takes up what was saved of memories like `new`; Damaged where it is not what it was."""
+        self.home = path
+        if not saved:
+            return
+        widths = {name: v.shape[-1] for name, v in new.items()}
+        if not self._fits(saved, widths):
+            raise Damaged(f"{path.name} does not fit its checkpoint")
+        shelf = Shelf.load(self.clients, path, saved)
+        self._open(widths, torch.device(device))
+        self.shelf = shelf
+        near = saved["ids"][: len(self.held)]
+        self.slot[near], self.used = torch.arange(len(near)), len(near)
+        for some in torch.split(near, shelf.piece):
+            self.held[self.slot[some].to(self.held.device)] = shelf.read(some).to(self.held.device)
+
+    def _fits(self, saved: Named, widths: dict[str, int]) -> bool:
+        """Whether it is what `save` gives for these clients and widths."""
+        wanted = {"width": sum(widths.values())} | {f"width.{name}": width for name, width in widths.items()}
+        lists = [saved.get(name, torch.empty(0)) for name in ("ids", "at", "sums")]
+        if saved.keys() != {"ids", "at", "sums", *wanted} or not widths:
+            return False
+        if any(_whole(saved[name]) != width for name, width in wanted.items()):
+            return False
+        if any(v.dtype != torch.int64 or v.shape != lists[0].shape or v.dim() != 1 for v in lists) or not len(lists[0]):
+            return False
+        ids, at, _ = lists
+        rising = bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < self.clients
+        return rising and int(at.min()) >= 0 and len(torch.unique(at)) == len(at)
+
+    def _open(self, widths: dict[str, int], device: torch.device) -> None:
+        """Room for rows: asked for at once, but taken from the machine only as it is filled."""
+        self.widths = widths
+        width = sum(widths.values())
+        self.held = torch.empty(min(self.clients, self.limit // (4 * width)), width, device=device)
+
+    def _on_disk(self) -> Shelf:
+        if self.shelf is None:
+            self.shelf = Shelf(self.clients, sum(self.widths.values()), self.home)
+        return self.shelf
+
+
+class Ledger:
+    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
+
+    NAMES: ClassVar = {"rounds", "token"}  # of what is saved
+
+    def __init__(self, clients: int) -> None:
+        self.rounds = torch.full((clients,), -1)  # [N] the last round of each that counted
+        self.token = secrets.randbits(62)  # the same after the server was killed and resumed
+        self.home: Path | None = None
+
+    def save(self) -> Named:
+        return {"rounds": self.rounds.clone(), "token": torch.tensor(self.token)}
+
+    def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
+        rounds, token = (saved.get(name, torch.empty(0)) for name in ("rounds", "token"))
+        fits = saved.keys() == self.NAMES and (rounds.dtype, rounds.shape) == (torch.int64, self.rounds.shape)
+        if not fits or not 0 <= _whole(token) < 2**62:
+            raise Damaged("the checkpoint does not say what the clients remember")
+        self.rounds, self.token = rounds, int(token)
+
+
+def _whole(v: Tensor) -> int:
+    """The one whole number of a tensor; -1 where it is something else."""
+    return int(v) if v.dtype == torch.int64 and v.numel() == 1 else -1

@@ -1,0 +1,29 @@
+"""Vectors as they travel. NumPy only: it is shared with processes that must start fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+
+
+def narrow(v: NDArray[Any], wire: str) -> NDArray[Any]:
+    """A float32 vector as it travels; bfloat16, which NumPy does not know, as the upper half of its bits."""
+    if wire != "bfloat16":
+        return v.astype(DTYPES[wire])
+    bits = np.ascontiguousarray(v, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(DTYPES[wire])  # to nearest, ties to even
+
+
+def wide(v: NDArray[Any], wire: str) -> NDArray[Any]:
+    """float32 again."""
+    if wire != "bfloat16":
+        return v.astype(np.float32)
+    return (v.astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,119 @@
+"""How a run ends before its time: at the user's word, or because its folder can no longer be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from fedveca.runs.files import read_inside
+from fedveca.runs.schema import table
+
+Asked = Callable[[], bool]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHORT = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+)
+HEARD = b"fedveca: finishing this round, then saving; once more stops at once\n"
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised between rounds with all saved; the text says how to go on."""
+
+
+class CutOff(OSError):
+    """A run folder that can no longer be written; what it holds is whole."""
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error says that memory ran out: Python's, NumPy's, torch's on any device, or the loader's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in SHORT)
+
+
+RUN, LOCAL, FLOWER = "fedveca run", "fedveca deploy local", "a Flower server"
+STARTED_BY = "started_by"  # in environment.json, where it was not `fedveca run`
+
+
+def find_starter(folder: Path) -> str:
+    """Who started the run in a folder, and so resumes it."""
+    with contextlib.suppress(OSError, ValueError):
+        told = table(read_inside(folder, "environment.json", 2**20).decode("utf-8"), "environment.json")
+        if told.get(STARTED_BY) in (LOCAL, FLOWER):
+            return str(told[STARTED_BY])
+    return RUN
+
+
+def how_to_resume(folder: Path, by: str = "") -> str:
+    """The command that resumes the run in a folder."""
+    by = by or find_starter(folder)
+    if by == FLOWER:
+        setting = f"resume={json.dumps(str(folder.absolute()))}"
+        return f"flwr run APP --run-config {shlex.quote(setting)}"
+    return f"{by} --resume {shlex.quote(str(folder))}"
+
+
+def asked(stop: Asked | None) -> contextlib.AbstractContextManager[Asked]:
+    """Who says when to stop: the caller, or the user by a signal."""
+    return contextlib.nullcontext(stop) if stop else listening()
+
+
+@contextlib.contextmanager
+def listening(first: Callable[[], None] | None = None) -> Iterator[Asked]:
+    """Whether Ctrl-C or SIGTERM came: the first is only noted (and `first` called), the second is KeyboardInterrupt.
+
+    Only in the main thread, and only where the signals have no handler of the program's own.
+    """
+    came: list[int] = []
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        if first:
+            first()
+        with contextlib.suppress(OSError):  # no print: it may be in the middle of one
+            edge = b"\n" * os.isatty(2)  # a line that lives is drawn over the line before
+            os.write(2, edge + HEARD + edge)
+
+    with _handling(heard, *SIGNALS):
+        yield lambda: bool(came)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM is KeyboardInterrupt meanwhile, so that what was begun is cleared away."""
+    with _handling(_interrupt, signal.SIGTERM):
+        yield
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in numbers}
+    usual = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
+    before = {number: former for number, former in before.items() if former in usual}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

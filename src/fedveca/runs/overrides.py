@@ -1,0 +1,212 @@
+"""Objects of the user's own in place of what an experiment names, and what the record calls them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict
+
+import torch
+
+from fedveca.algorithms import Algorithm
+from fedveca.cohorts.local.cohort import Local
+from fedveca.runs.experiment import FIELDS, METHODS, Experiment
+from fedveca.runs.federate import Diverged, federate
+from fedveca.runs.folder import Run, plain
+from fedveca.tasks.custom import OWN, check_dataset, shown
+from fedveca.tasks.datasets.dataset import NAMES, Dataset
+from fedveca.tasks.losses import Rows
+from fedveca.tasks.models import Model
+from fedveca.tasks.partition import Shares
+from fedveca.tasks.problem import Problem
+from fedveca.tasks.validate import Metric, called, why
+
+Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each client's rows; or of (data, N, seed)
+
+
+class Own(TypedDict, total=False):
+    """Objects of your own in place of what the settings name; the record calls them own:NAME.
+
+    Attributes:
+        data: What from_arrays, from_torch, from_hugging_face or from_partitioner gives.
+        model: A torch.nn.Module, which stays as it is, or a factory(shape, classes).
+        loss: A function of (scores, y): one number a row.
+        metric: A function of (scores, y): one number a row, or one of all; its name stands in the record.
+        partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
+        method: An object with the contract of algorithms/contract.py.
+    """
+
+    data: Dataset | None
+    model: Model | None
+    loss: Rows | None
+    metric: Metric | None
+    partition: Partition | None
+    method: Algorithm | None
+
+
+MOST_SEEDS, MOST_WORKERS = 10_000, 1024
+MOST_TRIED = 100  # clients of a trial round
+CONTRACT = ("lr", "needs_gradient", "init", "order", "update", "memory", "start", "step", "finish")
+UNDEFINED = (Algorithm.update, Algorithm.finish)  # what a method has to bring
+
+
+def check_functions(**functions: Any) -> None:
+    """ValueError where what is to be called cannot be."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}={shown(function)} is not a function; it is one, or None")
+
+
+def check_experiment(experiment: Any) -> None:
+    """ValueError where the settings are not an Experiment."""
+    if isinstance(experiment, Experiment):
+        return
+    way = "Experiment(rounds=10) makes one"
+    if isinstance(experiment, str):
+        way = "Experiment(**preset(name)) makes one of a preset, with fedveca.runs.experiment.preset"
+    elif isinstance(experiment, dict):
+        way = "Experiment(**settings) makes one of a dict"
+    elif isinstance(experiment, type):
+        way = f"{experiment.__name__}() makes one"
+    raise ValueError(f"experiment={shown(experiment)} is not an Experiment; {way}")
+
+
+def check_folder(out: Any) -> None:
+    """ValueError where a folder cannot have this path."""
+    if not isinstance(out, str | os.PathLike) or isinstance(os.fspath(out), bytes):
+        raise ValueError(f"out={shown(out)} is not a path; it is a folder's, text or a pathlib.Path")
+    if not os.fspath(out):
+        raise ValueError("out='' is empty; name a folder")
+    try:
+        os.lstat(out)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"out={shown(os.fspath(out))} cannot be a folder: {reason}") from error
+
+
+def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any, ...]:
+    """The methods to compare; ValueError where they, or the counts, are none."""
+    for name, count, most in (("seeds", seeds, MOST_SEEDS), ("workers", workers, MOST_WORKERS)):
+        if type(count) is not int or not 1 <= count <= most:
+            raise ValueError(f"{name}={shown(count)} is out of range; it is a whole number from 1 to {most}")
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        raise ValueError(f"methods={shown(methods)} are no methods; they are a tuple such as ('fedveca', 'fedavg')")
+    for method in methods:
+        if not isinstance(method, str):
+            name_of("method", method)
+        elif method not in METHODS:
+            raise ValueError(f"methods: {shown(method)} is not known; it is one of {', '.join(METHODS)}, or an object")
+    return tuple(methods)
+
+
+def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Shares, e: Experiment, device: str) -> None:
+    """ValueError where a method fails in two small rounds: every client with one row, one step and a copy of it."""
+    clients = len(shares.sizes)
+    if clients > MOST_TRIED:
+        return
+    said = f"method ({type(method).__name__})"
+    try:
+        method = copy.deepcopy(method)
+    except Exception:  # what cannot be copied is not tried
+        return
+    few = Shares(shares.rows[shares.start[:-1]], torch.arange(clients + 1))
+    with torch.random.fork_rng(devices=[]):
+        try:
+            cohort = Local(
+                method,
+                problem,
+                data.x,
+                data.y,
+                few,
+                batch=1,
+                seed=e.seed,
+                probe=1,
+                loss=e.keep != "last",
+                after=e.keep == "rollback",
+                pixels=data.pixels,
+                device=device,
+            )
+            first = method.init(problem.init().to(device), torch.ones(clients, dtype=torch.int64))
+            for state, trace in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
+                if state.w.shape != (problem.size,) or len(state.tau) != clients:
+                    got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
+                    raise ValueError(f"update gives {got}, not [{problem.size}] and [{clients}]")
+                json.dumps({name: plain(value) for name, value in trace.items()})
+        except Diverged:
+            return
+        except Exception as error:
+            raise ValueError(
+                f"{said} fails in a small trial round: {why(error)}; see fedveca.testing.check_algorithm"
+            ) from error
+
+
+def check_runs(runs: Any) -> list[Run]:
+    """The runs to show; ValueError where there are none, or something else."""
+    found = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | bytes) else [runs]
+    if not found or not all(isinstance(run, Run) for run in found) or isinstance(runs, Run):
+        odd = next((run for run in found if not isinstance(run, Run)), runs)
+        raise ValueError(f"runs: {shown(odd)} is not a list of runs; they are what run, compare and Run.open return")
+    return found
+
+
+def copy_line(line: dict[str, Any]) -> dict[str, Any]:
+    """A round's line for a function of the user's: what it changes there stays out of the record."""
+    return {name: list(value) if isinstance(value, list) else value for name, value in line.items()}
+
+
+def named(experiment: Experiment, **given: Any) -> Experiment:
+    """The settings with what was given in place of what they name; ValueError where something is missing or wrong."""
+    check_experiment(experiment)
+    names = {key: name_of(key, thing) for key, thing in given.items() if thing is not None}
+    for key in given:
+        if key not in names and getattr(experiment, key).startswith(OWN):
+            raise ValueError(
+                f"{key}={getattr(experiment, key)} is an object that was given from Python; give it again, {key}=..."
+            )
+    if "method" in names:
+        experiment = dataclasses.replace(experiment, lr=_number(given["method"].lr))
+    named: Experiment = dataclasses.replace(experiment, **names)  # type: ignore[arg-type]
+    return named
+
+
+def _number(value: Any) -> Any:
+    """One number of NumPy or PyTorch as Python's; anything else as it is, for the settings to judge."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def name_of(key: str, thing: Any) -> str:
+    """What the record calls an object; ValueError where it cannot be one."""
+    if key == "data":
+        if not isinstance(thing, Dataset):
+            raise ValueError(f"data is {type(thing).__name__}; from_arrays(x, y) and its like make a Dataset of it")
+        if not isinstance(thing.name, str) or not (thing.name.startswith(OWN) or thing.name in NAMES):
+            raise ValueError(f"data is a Dataset called {shown(thing.name)}; the name of your own starts with {OWN}")
+        check_dataset(thing)
+        return thing.name
+    if key in ("loss", "metric") and isinstance(thing, str):
+        raise ValueError(
+            f"{key}={thing!r} is a name, which goes into the settings: Experiment({key}=...), "
+            f"{FIELDS[key].metadata['of']}; here it is a function of (scores, y)"
+        )
+    if key == "method":
+        if isinstance(thing, type):
+            raise ValueError(f"method is the class {thing.__name__}; give an object of it, {thing.__name__}(lr=...)")
+        lacks = [word for word in CONTRACT if not hasattr(thing, word)]
+        if lacks:
+            raise ValueError(
+                f"method is {type(thing).__name__}, which lacks {', '.join(lacks)}; "
+                "fedveca.testing.check_algorithm tells all that a method needs"
+            )
+        for word in CONTRACT[2:]:
+            if not callable(getattr(thing, word)) or getattr(type(thing), word, None) in UNDEFINED:
+                raise ValueError(f"method is {type(thing).__name__}, which does not define the function {word}")
+        if type(thing).__module__.startswith(Algorithm.__module__.rpartition(".")[0]):
+            mine = {f.name: _number(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name in FIELDS}
+            dataclasses.replace(Experiment(), **mine)  # the ranges of its settings
+        return OWN + (" ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__)
+    return OWN + called(thing)

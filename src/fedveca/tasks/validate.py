@@ -1,0 +1,216 @@
+"""A module, a loss and a metric tried on a few rows before they are trusted: what does not fit is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
+from fedveca.tasks.problem import FEW, Network, Problem
+
+ROWS = 8  # tried at a time
+ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
+Metric = Callable[[Tensor, Tensor], Any]  # one number a row, or one of all rows
+
+
+class Goal(NamedTuple):
+    """What is minimised and what is told."""
+
+    loss: Rows
+    metric: Metric
+    measure: str  # the metric's name: test_<measure> in the record
+    classes: int
+
+    @staticmethod
+    def of(loss: str | Rows, metric: str | Metric, classes: int) -> Goal:
+        """Names or functions; auto is what labels (classes > 0) or numbers want."""
+        if loss == "auto":
+            loss = "cross_entropy" if classes else "squared_error"
+        if metric == "auto":
+            metric = "accuracy" if classes else "absolute_error"
+        for what, given in (("loss", loss), ("metric", metric)):
+            if not isinstance(given, str) and not callable(given):
+                raise ValueError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
+        name = metric if isinstance(metric, str) else called(metric)
+        if not name.isidentifier() or name == "loss":
+            raise ValueError(f"metric is called {name!r}; its name stands in the record: give a function made by def")
+        return Goal(
+            LOSSES[loss] if isinstance(loss, str) else loss,
+            METRICS[metric] if isinstance(metric, str) else metric,
+            name,
+            classes,
+        )
+
+
+def tried(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precision: str) -> Network:
+    """The module with its goal as a problem; ValueError with one sentence where they do not fit rows x and y."""
+    network = Network(module, said, goal.loss, goal.metric, precision, goal.measure)
+    if not torch.is_grad_enabled():
+        raise ValueError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
+    two, targets = x[:2].clone(), y[:2]
+    try:
+        scores, again = (network.scores(network.init(), two) for _ in range(2))
+    except Exception as error:
+        hint = ""
+        if two.is_floating_point() and any(isinstance(part, nn.Embedding) for part in module.modules()):
+            hint = " (an Embedding wants whole numbers: from_arrays(..., tokens=True))"
+        raise ValueError(f"{said} does not fit rows of shape {list(two.shape[1:])}: {why(error)}{hint}") from error
+    want = [*targets.shape, goal.classes]
+    if list(scores.shape) != want:
+        got = f"{said} gives scores {list(scores.shape)} for {len(two)} rows"
+        if goal.loss is cross_entropy:
+            raise ValueError(f"{got}; {goal.classes} classes need {want}")
+        if goal.metric is accuracy and not goal.classes:
+            raise ValueError(f"{got}, and metric=accuracy is for labels; y holds numbers: take absolute_error")
+        if goal.metric is accuracy:
+            raise ValueError(f"{got}, and metric=accuracy needs {want}; give a metric of your own")
+    if scores.dim() == 0 or len(scores) != len(two):
+        raise ValueError(f"{said} gives scores {list(scores.shape)} for {len(two)} rows; the rows come first")
+    if bool(scores.isnan().any()):
+        raise ValueError(f"{said} gives NaN as a score of the first rows; its scores must be numbers")
+    if not torch.equal(scores, again):
+        if not torch.equal(two, x[:2]):
+            raise ValueError(f"{said} changes its input in place; let it work on a copy, x.clone()")
+        raise ValueError(
+            f"{said} gives other scores each time: chance or state within it is not the seed's; leave it out"
+        )
+    if not scores.requires_grad:
+        raise ValueError(f"{said} gives scores without a gradient: they are detached from its parameters")
+    _check_rows_apart(network, said, x[:ROWS])
+    _loss(goal, scores, targets)
+    network.whole = _whole(network, goal, x, y)
+    network.mapped = network.mapped and _can_be_mapped(network, two, targets)
+    return network
+
+
+def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
+    """ValueError where the model cannot take the largest ids of rows x [D, ...] of tokens."""
+    if not isinstance(problem, Network) or x.dtype != torch.int64 or not x.numel():
+        return
+    rows = x[torch.unique(x.flatten(1).argmax(0))]  # at every place of a row, the one with the largest id there
+    try:
+        with torch.no_grad():
+            for part in torch.split(rows, ROWS):
+                problem.scores(problem.init(), part.clone())
+    except Exception as error:
+        hint = "; an Embedding needs num_embeddings above the largest id" if isinstance(error, IndexError) else ""
+        raise ValueError(
+            f"{said} does not fit all rows of {of}, whose ids go up to {int(x.max())}: {why(error)}{hint}"
+        ) from error
+
+
+def _check_rows_apart(network: Network, said: str, rows: Tensor) -> None:
+    """ValueError where the scores of a row depend on the rows that stand in the same batch."""
+    start = network.init()
+    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
+    share = 2**-4 if network.precision == "bfloat16" else 1e-3  # of the largest score: far above rounding
+    for w in (start, start + 0.01 * noise):  # layers that start at zero hide what is before them
+        try:
+            mixed = _mixed(network, w, rows, share)
+        except Exception as error:
+            if w is start:
+                raise ValueError(f"{said} cannot take a batch of one row: {why(error)}") from error
+            continue
+        if mixed:
+            raise ValueError(
+                f"{said} mixes rows: the scores of a row change with the other rows of its batch; "
+                "normalise within a row, with GroupNorm or LayerNorm"
+            )
+
+
+def _mixed(network: Network, w: Tensor, rows: Tensor, share: float) -> bool:
+    """Whether the first or the last row has other scores in a smaller batch."""
+    with torch.no_grad():
+        together = network.scores(w, rows.clone())
+        known = together[together.isfinite()].abs()
+        if together.isnan().any() or not len(known):
+            return False
+        for n in (1, 2):
+            try:
+                first, last = network.scores(w, rows[:n].clone()), network.scores(w, rows[-n:].clone())
+                break
+            except Exception:
+                if n == 2 or len(rows) < 3:
+                    raise
+    pairs = (first.flatten(), together[:n].flatten()), (last.flatten(), together[-n:].flatten())
+    near = share * float(known.max())
+    return not all(a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=near) for a, b in pairs)
+
+
+def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
+    said = f"loss ({called(goal.loss)})"
+    given = scores.clone(), y.clone()
+    try:
+        rows = goal.loss(*given)
+        again, first, last = (goal.loss(scores[at].clone(), y[at].clone()) for at in (ALL, FIRST, LAST))
+    except Exception as error:
+        labels = "; labels are whole numbers, y.astype(int)" if y.is_floating_point() else ""
+        raise ValueError(
+            f"{said} cannot take scores {list(scores.shape)} and targets {list(y.shape)}: {why(error)}{labels}"
+        ) from error
+    if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
+        got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise ValueError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
+    if not torch.equal(scores, given[0]) or given[1]._version:
+        what = "targets" if given[1]._version else "scores"
+        raise ValueError(f"{said} changes the {what} in place; let it work on a copy")
+    if not rows.requires_grad:
+        raise ValueError(
+            f"{said} gives {rows.dtype} without a gradient; compute it from the scores, not detached, not whole numbers"
+        )
+    if bool(rows.isnan().any()):
+        raise ValueError(f"{said} gives NaN for the first rows; a loss is a number")
+    if not torch.equal(rows, again):
+        raise ValueError(
+            f"{said} gives other values each time: chance or state within it is not the seed's; leave it out"
+        )
+    for which, alone, at in (("first", first, FIRST), ("last", last, LAST)):
+        if alone.shape[1:] != rows.shape[1:] or not torch.allclose(per_row(alone), per_row(rows)[at]):
+            raise ValueError(
+                f"{said} mixes rows: that of the {which} row changes with the others; "
+                f"scores {list(scores.shape)} and targets {list(y.shape)} may need the same shape"
+            )
+
+
+def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
+    """Whether the metric gives one number for all rows, which then go to it at once."""
+    said = f"metric ({goal.measure})"
+    named = goal.metric in METRICS.values()
+    x, y = (x[:2], y[:2]) if named else (x, y)
+    given = y.clone()
+    try:
+        with torch.no_grad():
+            value = torch.as_tensor(goal.metric(network.scores(network.init(), x), given))
+    except Exception as error:
+        if named:
+            kinds = "accuracy is for labels, absolute_error for numbers"
+            raise ValueError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
+        raise ValueError(f"{said} fails on the {len(y)} test rows: {why(error)}") from error
+    if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
+        raise ValueError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
+    if given._version:
+        raise ValueError(f"{said} changes the targets in place; let it work on a copy")
+    return value.dim() == 0 and not named
+
+
+def _can_be_mapped(network: Network, rows: Tensor, y: Tensor) -> bool:
+    """Whether many clients go through the module at once; one that branches on values takes them one by one."""
+    n = FEW + 1
+    try:
+        network.gradients(network.init().repeat(n, 1), rows.expand(n, *rows.shape), y.expand(n, *y.shape))
+    except Exception:
+        return False
+    return True
+
+
+def called(thing: Any) -> str:
+    """What to call an object of the user's: a function's own name, else that of its class."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def why(error: Exception) -> str:
+    """One line of it, never none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

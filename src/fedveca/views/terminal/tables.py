@@ -1,0 +1,133 @@
+"""The tables that a terminal shows, as Rich wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from fedveca.runs.experiment import FIELDS, METHODS, presets, range_of
+from fedveca.runs.folder import Run
+from fedveca.tasks.datasets.dataset import NAMES
+from fedveca.tasks.partition import RULES
+
+
+def models(run: Run) -> Table:
+    """One run's kept and last model."""
+    rows = Table(box=None, pad_edge=False)
+    for heading in ("model", "of round", f"test {said(run.metric)}", "test loss"):
+        rows.add_column(heading, justify="left" if heading == "model" else "right")
+    for which in ("kept", "last"):
+        s = run.summary[which]
+        rows.add_row(which, str(s["round"]), value(run.metric, s[run.metric]), number(s["test_loss"]))
+    return rows
+
+
+def methods(rows: list[dict[str, Any]], name: str) -> Table:
+    """The methods side by side, last and kept model; the best of each column in bold."""
+    shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("\nmethod", no_wrap=True)
+    shown.add_column("local\nsteps", justify="right", no_wrap=True)
+    names = sorted(rows[0]["kept"], key="test_loss".__eq__)  # the loss last
+    columns = [(w, n) for w in ("kept", "last") for n in names]
+    for which, what in columns:
+        shown.add_column(f"{which}\n{said(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
+    best = {}
+    for which, what in columns:
+        rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
+        known = [mean for mean in rivals if mean is not None]
+        known = known if what in ("test_accuracy", "test_loss") else []  # of others, who knows what is better
+        best[which, what] = (max if "acc" in what else min)(known, default=None)
+    for row in rows:
+        cells = []
+        for which, what in columns:
+            mean, std = row[which][what]["mean"], row[which][what]["std"]
+            scale, digits = (100, 2) if "acc" in what else (1, 4)
+            text = "-" if mean is None else f"{scale * mean:.{digits}f} ±{scale * std:.{digits}f}"
+            bold = mean is not None and mean == best[which, what] and row["method"] != "centralised"
+            cells.append(f"[bold]{text}[/bold]" if bold else text)
+        shown.add_row(row["method"], f"{row['tau_all']:.0f}", *cells)
+    return shown
+
+
+def table1(task: str, rows: list[dict[str, Any]]) -> Table:
+    """Ours and the paper's, of one task."""
+    title = Text(f"Table I, {task}")
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    shown.add_column("\nmethod", no_wrap=True)
+    for heading in ("accuracy %\nkept", "\nlast", "\npaper", "loss x 100\nkept", "\nlast", "\npaper"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = []
+        for name in ("test_accuracy", "test_loss"):
+            digits = 1 if row["paper"][name] > 1 else 2
+            ours = (row[which][name] for which in ("kept", "last"))
+            cells += [f"{100 * v['mean']:.{digits}f} ±{100 * v['std']:.{digits}f}" for v in ours]
+            cells.append(f"{100 * row['paper'][name]:.{digits}f}")
+        shown.add_row(row["method"], *cells)
+    return shown
+
+
+def claims(what: str, claims: list[dict[str, Any]]) -> Table:
+    """What the paper says of a result, whether it holds, and on what evidence."""
+    shown = Table(title=Text(what), title_justify="left", box=None, pad_edge=False, show_header=False)
+    for claim in claims:
+        word, style = {True: ("yes", "green"), False: ("no", "red")}.get(claim["holds"], ("partly", "yellow"))
+        shown.add_row(Text(word, style=style), Text.assemble(claim["claim"], "\n", (claim["evidence"], "dim")))
+    return shown
+
+
+def partition(counts: Tensor) -> Table:
+    """Label counts [N, classes], one row a client."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("client", justify="right")
+    for label in range(counts.shape[1]):
+        shown.add_column(str(label), justify="right")
+    shown.add_column("rows", justify="right")
+    for i, row in enumerate(counts.tolist()):
+        shown.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
+    return shown
+
+
+def allowed() -> Table:
+    """Every setting."""
+    shown = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
+    for heading in ("key", "default", "allowed", "meaning"):
+        shown.add_column(heading, no_wrap=heading == "key", overflow="fold")
+    for key, of in settings().items():
+        shown.add_row(key, str(of["default"]) or '""', of["allowed"].replace("[", "\\["), of["text"])
+    return shown
+
+
+def named() -> dict[str, list[str]]:
+    """The values that can be named, by what they are of."""
+    models = ["svm", "cnn", "mlp", "package.module:factory"]
+    methods, rules = list(METHODS), list(RULES)
+    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """Every setting with its default, what is allowed and its line of text."""
+    return {
+        key: {"default": field.default, "allowed": range_of(field), "text": field.metadata["text"]}
+        for key, field in FIELDS.items()
+    }
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:5.2f} %"
+
+
+def said(name: str) -> str:
+    """test_absolute_error -> absolute error."""
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def value(name: str, value: float | None) -> str:
+    return percent(value) if name == "test_accuracy" else number(value)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

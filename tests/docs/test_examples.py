@@ -1,0 +1,58 @@
+"""Every script under examples/ runs, and ends well."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedveca.testing import check_algorithm
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHARES = {  # scripts, and what their last percentage must pass (chance is 10, 33, 63, 40, 18)
+    "from_python.py": 50,
+    "own_arrays.py": 75,
+    "own_method.py": 75,
+    "hugging_face.py": 85,
+    "text.py": 30,
+}
+
+
+def ran(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_it_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = re.findall(r"(\d+\.\d) %", ran(name, capsys))
+    assert float(said[-1]) > SHARES[name]
+
+
+def test_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    out = ran("regression.py", capsys)
+    assert all(float(v) > 0.85 for v in re.findall(r"R squared (\d\.\d+)", out))
+    assert out.count("R squared") == 3
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert float(ran("table.py", capsys).split()[-1]) > 0.95
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SHARES, "regression.py", "table.py"}
+
+
+def test_a_method_of_ones_own_is_short_and_keeps_the_contract() -> None:
+    path = EXAMPLES / "own_method.py"
+    assert len(path.read_text().splitlines()) < 60
+    imports = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    assert imports <= {"dataclasses", "tempfile", "typing", "torch", "fedveca", "fedveca.algorithms", "fedveca.testing"}
+    method = runpy.run_path(str(path))["FedDyn"]
+    for settings in ({"lr": 0.05}, {"lr": 0.01, "a": 1.0}):
+        check_algorithm(method(**settings))

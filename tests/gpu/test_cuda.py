@@ -1,0 +1,46 @@
+"""On a CUDA device: captured steps and fused kernels give what the CPU gives."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.cohorts.local.cohort import Local
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.federate import federate
+from fedveca.runs.run import run
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import partition
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
+
+
+@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
+@pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
+def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(
+        "fedveca.cohorts.local.cohort.tensor_cores", lambda device: nullcontext()
+    )  # float32 to the last bit
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (600,), generator=generator)
+    shares, tau = partition("case3", y, 10, 5), torch.tensor([4, 3, 2, 2, 5])
+    problem = model(name, (3, 16, 16), 10)
+    seen = {}
+    for device in ("cpu", "cuda"):
+        cohort = Local(algorithm, problem, x, y, shares, batch=20, pixels=pixels, device=device, probe=100)
+        states = list(federate(algorithm, cohort, algorithm.init(problem.init().to(device), tau), 3))
+        seen[device] = states[-1][0].w.cpu(), [trace["tau"].tolist() for _, trace in states]
+    assert seen["cpu"][1] == seen["cuda"][1]
+    assert float((seen["cpu"][0] - seen["cuda"][0]).abs().max()) < 1e-4
+
+
+def test_a_run_on_cuda() -> None:
+    done = run(Experiment(model="cnn", rounds=3, batch=16), device="cuda")
+    assert done.summary["rounds"] == 3

@@ -1,0 +1,180 @@
+"""FedVeca corrected: its bookkeeping, and what docs/corrected.md states about Theorem 1's error term, on quadratics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedveca.algorithms import Corrected, FedVeca, Named, Report
+from fedveca.algorithms.contrib.corrected import averaged
+from fedveca.cohorts.local.cohort import Local
+from fedveca.runs.federate import federate
+from fedveca.tasks.datasets.dataset import load
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import partition
+
+ETA, SIZE = 0.05, 6
+P = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+
+
+class Bowls:
+    """F_i = (w - b_i)' H_i (w - b_i) / 2 with full gradients, in double: beta_i is H_i's largest eigenvalue."""
+
+    def __init__(self, seed: int, apart: float = 3.0) -> None:
+        make = torch.Generator().manual_seed(seed)
+        roots = [torch.randn(SIZE, SIZE, generator=make, dtype=torch.float64) for _ in P]
+        self.H = [root @ root.T / SIZE + 0.2 * torch.eye(SIZE, dtype=torch.float64) for root in roots]
+        self.b = [apart * torch.randn(SIZE, generator=make, dtype=torch.float64) for _ in P]
+        self.beta = [float(torch.linalg.eigvalsh(H)[-1]) for H in self.H]
+
+    def slope(self, i: int, w: Tensor) -> Tensor:
+        return self.H[i] @ (w - self.b[i])
+
+    def whole(self, w: Tensor) -> Tensor:
+        """grad F(w)."""
+        return sum(float(p) * self.slope(i, w) for i, p in enumerate(P))  # type: ignore[return-value]
+
+
+class Seen:
+    """One client's round: where it was at each step, its mean raw gradient, its turn."""
+
+    def __init__(self, path: list[Tensor], raw: Tensor, turn: Tensor) -> None:
+        self.path, self.raw, self.turn = path, raw, turn
+
+
+def one_round(
+    algorithm: Any, bowls: Bowls, state: Any, memory: list[Named], who: list[int] | None = None
+) -> tuple[Any, list[Seen]]:
+    """One client after the other, with full gradients; those not in `who` are absent."""
+    who = list(range(len(P))) if who is None else who
+    order, seen, outs = algorithm.order(state), [], []
+    for i in who:
+        w = order.w
+        s = algorithm.start(order, memory[i], bowls.slope(i, w))
+        path, raws = [], []
+        for _ in range(int(state.tau[i])):
+            path.append(w)
+            raws.append(bowls.slope(i, w))
+            w, s = algorithm.step(order, s, w, raws[-1])
+        out = algorithm.finish(order, s, w, torch.tensor([float(state.tau[i])]))
+        memory[i] = out[2]
+        outs.append(out)
+        turn = s.turn if isinstance(algorithm, Corrected) else torch.zeros_like(w)
+        seen.append(Seen(path, torch.stack(raws).mean(0), turn))
+    ids = torch.tensor(who)
+    p = P[ids] / P[ids].sum()
+    mean = {name: sum(float(q) * out[0][name] for q, out in zip(p, outs, strict=True)) for name in outs[0][0]}
+    each = {name: torch.cat([out[1][name] for out in outs]) for name in outs[0][1]} | {"tau": state.tau[ids].double()}
+    state, _ = algorithm.update(state, ids, p, Report(mean, each, float(P[ids].sum())))
+    return state, seen
+
+
+def fresh(algorithm: Any, seed: int) -> tuple[Any, list[Named]]:
+    w = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 50), dtype=torch.float64)
+    return algorithm.init(w, torch.tensor([6, 3, 9])), [algorithm.memory(w) for _ in P]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_corrections_cancel_and_the_server_moves_along_the_mean_gradient(seed: int) -> None:
+    bowls, algorithm = Bowls(seed), Corrected(ETA, tau_max=12, probe_steps=0)
+    state, memory = fresh(algorithm, seed)
+    for _ in range(8):
+        before = state
+        state, seen = one_round(algorithm, bowls, state, memory)
+        assert float(sum(p * s.turn for p, s in zip(P, seen, strict=True)).norm()) < 1e-9  # type: ignore[union-attr]
+        d = sum(float(p) * s.raw for p, s in zip(P, seen, strict=True))
+        tau_k = float(P @ before.tau.double())
+        assert torch.allclose(state.w, before.w - ETA * tau_k * d, atol=1e-9)
+        assert torch.allclose(state.c, d, atol=1e-9)
+
+
+def test_c_is_the_mean_over_the_clients_ever_seen() -> None:
+    bowls, algorithm = Bowls(1), Corrected(ETA, tau_max=12)
+    state, memory = fresh(algorithm, 1)
+    for who in ([1], [0, 1], [0], [0, 2], [2], [0, 1, 2]):
+        state, _ = one_round(algorithm, bowls, state, memory, who)
+        known = [i for i, m in enumerate(memory) if not bool(torch.isnan(m["c"]).any())]
+        mean = sum(float(P[i]) * memory[i]["c"] for i in known) / float(P[known].sum())
+        assert torch.allclose(state.c, mean, atol=1e-9)  # type: ignore[arg-type]
+    assert known == [0, 1, 2]
+
+
+def test_a_new_client_walks_uncorrected() -> None:
+    bowls, algorithm = Bowls(2), Corrected(ETA)
+    state, memory = fresh(algorithm, 2)
+    state, _ = one_round(algorithm, bowls, state, memory, [0])
+    assert float(state.c.norm()) > 0
+    _, seen = one_round(algorithm, bowls, state, memory, [0, 1])
+    assert float(seen[1].turn.norm()) == 0  # client 1 was never seen
+    assert not torch.isnan(memory[1]["c"]).any()
+
+
+def test_the_probe_steps_are_steps_of_the_whole_gradient() -> None:
+    bowls = Bowls(3)
+    with_it, without = Corrected(ETA, probe_steps=3), Corrected(ETA, probe_steps=0)
+    w = fresh(with_it, 3)[0].w
+    after = [one_round(a, bowls, *fresh(a, 3))[0].w for a in (with_it, without)]
+    assert torch.allclose(after[1] - after[0], 3 * ETA * bowls.whole(w), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_error_term_of_theorem_1_stays_within_its_bound(seed: int) -> None:
+    """T_k <= sum p_i / tau_i sum_lambda [((1 + r)^lambda - 1) (|grad F| + |e_i|)]^2 with r = eta beta_i."""
+    bowls, algorithm = Bowls(seed), Corrected(ETA, tau_max=12)
+    state, memory = fresh(algorithm, seed)
+    last: list[list[Tensor]] = []
+    for _ in range(30):
+        before, known = state, [m["c"].clone() for m in memory]
+        state, seen = one_round(algorithm, bowls, state, memory)
+        grad = bowls.whole(before.w)
+        d = sum(float(p) * s.raw for p, s in zip(P, seen, strict=True))
+        T, bound = float((grad - d).norm()) ** 2, 0.0
+        for i, s in enumerate(seen):
+            e = s.turn - (grad - bowls.slope(i, before.w))  # how stale the correction is
+            reach, r = float(grad.norm() + e.norm()), ETA * bowls.beta[i]
+            for lam, w in enumerate(s.path):
+                far = ((1 + r) ** lam - 1) / bowls.beta[i] * reach
+                assert float((w - before.w).norm()) <= far * (1 + 1e-9) + 1e-12
+                bound += float(P[i]) / len(s.path) * (bowls.beta[i] * far) ** 2
+            if last:
+                stale = known[i] - bowls.slope(i, before.w)
+                assert float(stale.norm()) <= bowls.beta[i] * max(float((w - before.w).norm()) for w in last[i]) + 1e-9
+        assert bound * (1 + 1e-9) + 1e-15 >= T
+        last = [s.path for s in seen]
+
+
+def test_only_the_corrected_error_vanishes_with_the_gradient() -> None:
+    """Where d_k = 0 training stands still: FedVeca's T_k is |grad F|^2 there, and the gradient is not zero."""
+    left = {}
+    for algorithm in (FedVeca(ETA, tau_max=12), Corrected(ETA, tau_max=12)):
+        bowls = Bowls(0)
+        state, memory = fresh(algorithm, 0)
+        for _ in range(400):
+            state, _ = one_round(algorithm, bowls, state, memory)
+        left[type(algorithm)] = float(bowls.whole(state.w).norm())
+    assert left[FedVeca] > 0.01
+    assert left[Corrected] < 1e-6
+
+
+def test_log_averages_drop_what_is_common_to_all_clients() -> None:
+    old, new = torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([1.0, torch.inf, 2.0])
+    assert averaged(old, new, 0.75).tolist() == [0.25, torch.inf, 2.0]
+    a, b = torch.rand(5), torch.rand(5)
+    apart = averaged(a + 7, b - 3, 0.5) - averaged(a, b, 0.5)
+    assert float(apart.max() - apart.min()) < 1e-6
+
+
+def test_absent_clients_keep_tau_and_memory() -> None:
+    data, algorithm = load("digits"), Corrected(0.05, tau_max=9)
+    problem = model("svm", (1, 8, 8), 10)
+    cohort = Local(algorithm, problem, data.x, data.y, partition("dirichlet", data.y, 10, 8, seed=1), batch=8)
+    state = algorithm.init(problem.init(), torch.full((8,), 4))
+    for after, trace in federate(algorithm, cohort, state, 8, participation=0.25):
+        absent = torch.ones(8, dtype=torch.bool)
+        absent[trace["ids"]] = False
+        assert torch.equal(after.tau[absent], state.tau[absent])
+        assert bool(((after.tau >= 2) & (after.tau <= 9)).all())
+        state = after

@@ -1,0 +1,243 @@
+"""Many clients on one machine: what they remember, on disk past a limit, and FedVeca where few are asked a round."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedveca.algorithms import FedAvg, FedVeca, control
+from fedveca.cohorts.client_memory import Memory
+from fedveca.cohorts.client_store import Damaged, Shelf
+from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.random import sample
+from fedveca.runs.build import build
+from fedveca.runs.checkpoint import ROWS
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.federate import federate
+from fedveca.runs.folder import Run
+from fedveca.runs.run import resume, run
+from fedveca.tasks.datasets.dataset import load
+from fedveca.tasks.models import model
+from fedveca.tasks.partition import partition
+
+SMALL = {
+    "model": "svm",
+    "rounds": 6,
+    "batch": 8,
+    "clients": 40,
+    "partition": "iid",
+    "lr": 0.05,
+    "method": "scaffold",
+    "participation": 0.3,
+}
+ROW = 4 * (3 + 2)  # bytes of one client's row below
+
+
+def values(ids: Tensor, k: int) -> dict[str, Tensor]:
+    """What clients remember after round k: rows that tell client and round apart."""
+    a = torch.stack([ids.float(), ids * 0.5 + k, torch.full((len(ids),), float(k))], 1)
+    return {"a": a, "b": a[:, :2] - 7}
+
+
+NEW = {"a": torch.full((3,), -1.0), "b": torch.full((2,), -2.0)}
+
+
+def asked(memory: Memory, ids: Tensor) -> list[list[float]]:
+    told = memory.recall(ids, NEW)
+    return torch.cat([told["a"], told["b"]], 1).tolist()
+
+
+@pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
+def test_memory_is_the_same_in_ram_and_on_disk(limit: int, tmp_path: Path) -> None:
+    """Wherever a row lies, it is the client's last one; one never seen has the method's beginning."""
+    memory, last = Memory(50, limit), {}
+    memory.home = tmp_path / ROWS
+    assert len(memory) == 0
+    for k in range(12):
+        ids = sample(1, k, 50, 9)[torch.randperm(9, generator=torch.Generator().manual_seed(k))]
+        memory.remember(ids, values(ids, k))
+        last |= dict.fromkeys(ids.tolist(), k)
+        if k % 3 == 2:
+            memory.save()
+    want = [
+        torch.cat([v[0] for v in values(torch.tensor([i]), last[i]).values()]).tolist()
+        if i in last
+        else [-1.0] * 3 + [-2.0] * 2
+        for i in range(50)
+    ]
+    assert asked(memory, torch.arange(50)) == want
+    assert asked(memory, torch.tensor([31, 4, 17])) == [want[31], want[4], want[17]]
+    assert list(memory) == sorted(last)
+
+
+@pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
+def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None:
+    """Cut off after any write, the file holds the rows of the last checkpoint and of the one before it."""
+    memory = Memory(30, limit)
+    memory.home = tmp_path / ROWS
+    kept: list[tuple[dict[str, Tensor], list[list[float]]]] = []
+    for k in range(40):
+        if k == 20:  # killed, and taken up from the former checkpoint
+            memory = Memory(30, limit)
+            memory.load(tmp_path / ROWS, kept[-2][0], "cpu", NEW)
+            del kept[-1]
+        for part in sample(2, k, 30, 12).split(5):
+            memory.remember(part, values(part, k))
+            for saved, want in kept[-2:]:
+                shutil.copy(tmp_path / ROWS, tmp_path / "cut")
+                again = Memory(30, limit)
+                again.load(tmp_path / "cut", saved, "cpu", NEW)
+                assert asked(again, torch.arange(30)) == want
+        if random.Random(k).random() < 0.6:
+            saved = {name: v.clone() for name, v in memory.save().items()}
+            kept.append((saved, asked(memory, torch.arange(30))))
+    assert len(kept) > 15
+    assert os.path.getsize(tmp_path / ROWS) <= (30 + 4 * 30) * ROW  # it does not grow with the rounds
+
+
+def test_a_damaged_row_is_seen(tmp_path: Path) -> None:
+    shelf = Shelf(4, 3, tmp_path / ROWS)
+    shelf.write(torch.tensor([2, 0]), torch.rand(2, 3))
+    saved = shelf.save()
+    assert torch.equal(Shelf.load(4, tmp_path / ROWS, saved).read(torch.tensor([0])), shelf.read(torch.tensor([0])))
+    content = (tmp_path / ROWS).read_bytes()
+    for hurt in (content[:-1], content[:5] + bytes([content[5] ^ 1]) + content[6:], b""):
+        (tmp_path / ROWS).write_bytes(hurt)
+        with pytest.raises(Damaged, match=ROWS):
+            Shelf.load(4, tmp_path / ROWS, saved)
+    (tmp_path / ROWS).unlink()
+    with pytest.raises(Damaged, match="cannot be read"):
+        Shelf.load(4, tmp_path / ROWS, saved)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in Run.open(folder).rounds]
+
+
+def same(a: Path, b: Path) -> None:
+    assert lines(a) == lines(b)
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_the_same_with_its_memory_on_disk(tmp_path: Path) -> None:
+    run(Experiment(**SMALL), tmp_path / "ram", device="cpu")
+    run(Experiment(**SMALL, memory_mb=0), tmp_path / "disk", device="cpu")
+    same(tmp_path / "ram", tmp_path / "disk")
+    assert run(Experiment(**SMALL, memory_mb=0), device="cpu").rounds[-1]["tau"] == lines(tmp_path / "disk")[-1]["tau"]
+
+
+def test_a_damaged_memory_gives_way_to_the_former_checkpoint(tmp_path: Path) -> None:
+    """The last checkpoint's newest row is hurt: the former one does not point there."""
+    e = Experiment(**(SMALL | {"participation": 0.02, "checkpoint_every": 1}))  # one client a round
+    run(e, tmp_path / "whole", device="cpu")
+    run(Experiment(**(SMALL | {"participation": 0.02, "rounds": 4})), tmp_path / "hurt", device="cpu")
+    content = bytearray((tmp_path / "hurt" / ROWS).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "hurt" / ROWS).write_bytes(content)
+    said: list[str] = []
+    resume(tmp_path / "hurt", rounds=6, device="cpu", tell=said.append)
+    assert said == ["memory.rows is damaged: a row does not match its sum; went on from checkpoint.former.safetensors"]
+    same(tmp_path / "whole", tmp_path / "hurt")
+
+
+@pytest.mark.slow
+def test_killed_with_its_memory_on_disk(tmp_path: Path) -> None:
+    """SIGKILL at moments by chance: what clients remember is that of the checkpoint, bit for bit."""
+    words = [f"{k}={v}" for k, v in (SMALL | {"rounds": 120, "memory_mb": 0, "checkpoint_every": 2}).items()]
+    command = [sys.executable, "-m", "fedveca.cli", "run", "--quiet", "--device", "cpu"]
+    assert subprocess.run([*command, *words, "--out", str(tmp_path / "whole")], check=False).returncode == 0
+    folder, chance, kills = tmp_path / "killed", random.Random(0), 0
+    process = subprocess.Popen([*command, *words, "--out", str(folder)])
+    for _ in range(30):
+        before = len((folder / "rounds.jsonl").read_text().splitlines()) if (folder / "rounds.jsonl").exists() else 0
+        deadline = time.monotonic() + 60
+        while kills < 3 and process.poll() is None and time.monotonic() < deadline:
+            rounds = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
+            if len(rounds) > before + chance.randrange(5, 30):
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.005)
+        if process.wait(240) == 0 or (folder / "summary.json").exists():
+            break
+        process = subprocess.Popen([*command, "--resume", str(folder)])
+    assert kills >= 2
+    same(tmp_path / "whole", folder)
+
+
+def test_fedveca_with_few_clients_a_round() -> None:
+    """One not asked keeps its last tau, one never asked has tau_0; min A is over those who answered."""
+    e = Experiment(data="synthetic", partition="writer", model="svm", clients=60, participation=0.1, tau_0=5, batch=10)
+    built = build(e)
+    state, met = built.state, set[int]()
+    for k, (after, trace) in enumerate(federate(built.algorithm, built.cohort, state, 12, participation=0.1)):
+        ids = trace["ids"]
+        assert ids.tolist() == sample(0, k, 60, 6).tolist()
+        assert torch.equal(trace["tau"], state.tau[ids])
+        others = torch.ones(60, dtype=torch.bool)
+        others[ids] = False
+        assert torch.equal(after.tau[others], state.tau[others])
+        if k > 0:  # round 0 leaves tau alone: A1.13
+            assert isinstance(built.algorithm, FedVeca)
+            assert torch.equal(after.tau[ids], control(trace["A"], e.alpha, e.tau_max))
+            met |= set(ids.tolist())
+        state = after
+    never = torch.tensor([i for i in range(60) if i not in met])
+    assert len(never) > 5
+    assert state.tau[never].tolist() == [5] * len(never)
+
+
+def test_threads_do_not_meet_in_a_mapped_module() -> None:
+    """Chunks of a network step side by side; each thread's parameters are its own."""
+    data = load("synthetic", clients=300)
+    problem = model("mlp", (60,), 10, hidden=128)
+    shares = partition("writer", data.y, 10, 300, writer=data.writer)
+    order, ids = FedAvg(0.05).order(FedAvg(0.05).init(problem.init(), torch.ones(300))), torch.arange(300)
+    tau = torch.arange(300) % 7 + 3
+    means = []
+    for threads in (1, 4):
+        cohort = Local(FedAvg(0.05), problem, data.x, data.y, shares, batch=64, lanes=10, threads=threads)
+        means.append(cohort(0, order, ids, tau)[1].mean["G"])
+    assert torch.equal(*means)
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+from fedveca.runs.build import build
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.run import run
+
+e = Experiment(data="synthetic", partition="writer", model="svm", clients=100_000, participation=0.01, rounds=3,
+               batch=20, method=sys.argv[1], memory_mb=0)
+done = run(e, sys.argv[2], device="cpu")
+status = Path("/proc/self/status").read_text().splitlines()
+peak = int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+print(json.dumps([peak, [len(line["ids"]) for line in done.rounds]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_a_hundred_thousand_clients(tmp_path: Path) -> None:
+    """Under 2 GiB; of 100,000 only those ever asked have memory, and that lies on disk."""
+    command = [sys.executable, "-c", PEAK, "scaffold", str(tmp_path / "run")]
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that meet wait long where cores are shared
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=alone).stdout
+    peak, answered = json.loads(said)
+    assert answered == [1000] * 3
+    assert peak < 2048
+    seen = {i for line in lines(tmp_path / "run") for i in line["ids"]}
+    assert len(seen) * 60 * 4 <= os.path.getsize(tmp_path / "run" / ROWS) < (len(seen) + 2000) * 60 * 4

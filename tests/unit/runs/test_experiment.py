@@ -1,0 +1,286 @@
+"""Settings: one flat table, each value typed and in range, the same in Python, TOML and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.runs.build import MOST_STEPS, build, method, steps
+from fedveca.runs.experiment import (
+    FIELDS,
+    LARGEST_FLOAT,
+    METHODS,
+    TYPES,
+    Experiment,
+    parse,
+    preset,
+    presets,
+    range_of,
+    read,
+)
+
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
+
+
+def in_range(key: str) -> st.SearchStrategy[Any]:
+    """Any value that a setting may have, whatever the others are."""
+    m = FIELDS[key].metadata
+    if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
+        return st.just(fixed[key])
+    if m["of"]:
+        return st.sampled_from(m["of"])
+    if m["some"]:
+        return st.lists(st.sampled_from(m["some"])).map(",".join)
+    if TYPES[key] is int:
+        return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
+    if TYPES[key] is float:
+        ends = {"exclude_min": m["open"], "exclude_max": m["open"] and m["high"] < math.inf}
+        return st.floats(m["low"], min(m["high"], LARGEST_FLOAT), allow_infinity=False, **ends)
+    return st.text() if key == "data_dir" else NAMES
+
+
+@given(st.fixed_dictionaries({key: in_range(key) for key in FIELDS}))
+def test_toml_brings_back_every_setting(values: dict[str, Any]) -> None:
+    experiment = Experiment(**values)
+    assert Experiment(**read(experiment.toml(), "x")) == experiment
+    assert tomllib.loads(experiment.toml()) == dataclasses.asdict(experiment)
+
+
+@given(NAMES, NAMES, st.text())
+def test_odd_strings_survive_toml(data: str, method: str, folder: str) -> None:
+    experiment = Experiment(data=f"own:{data}", method=f"own:{method}", data_dir=folder)
+    assert Experiment(**tomllib.loads(experiment.toml())) == experiment
+
+
+@given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "data_dir")}))
+def test_words_say_what_python_says(values: dict[str, Any]) -> None:
+    assert parse([f"{key}={value}" for key, value in values.items()]) == values
+
+
+def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
+    assert set(TYPES.values()) <= {str, int, float, bool}
+    assert TYPES.keys() == FIELDS.keys()
+    assert Experiment().toml().count("\n") == len(FIELDS)
+    for field in FIELDS.values():
+        assert field.metadata["text"]
+        assert range_of(field)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("rounds=ten", "rounds=ten is not a whole number; allowed: >= 1"),
+        ("rounds=1.5", "rounds=1.5 is not a whole number; allowed: >= 1"),
+        ("rounds=", "rounds= is not a whole number; allowed: >= 1"),
+        ("lr=fast", "lr=fast is not a number; allowed: > 0"),
+        ("roundz=3", "roundz is not a setting; did you mean rounds?"),
+        ("qqqqqq=3", "qqqqqq is not a setting; `fedveca list` shows all"),
+        ("=3", "'' is not a setting; `fedveca list` shows all"),
+        ("=", "'' is not a setting; `fedveca list` shows all"),
+        (" =3", "' ' is not a setting; `fedveca list` shows all"),
+        ("rounds =3", "'rounds ' is not a setting; did you mean rounds?"),
+        ("\n=3", "'\\n' is not a setting; `fedveca list` shows all"),
+        ("Rounds=3", "Rounds is not a setting; did you mean rounds?"),
+        ("rounds", "'rounds' is not key=value"),
+    ],
+)
+def test_words_refused(word: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        parse([word])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("alpha", 0.0, "alpha=0.0 is out of range; allowed: (0, 1)"),
+        ("alpha", 1.0, "alpha=1.0 is out of range; allowed: (0, 1)"),
+        ("alpha", float("nan"), "alpha=nan is out of range; allowed: (0, 1)"),
+        ("lr", 0.0, "lr=0.0 is out of range; allowed: > 0"),
+        ("lr", float("inf"), "lr=inf is out of range; allowed: > 0"),
+        ("mu", float("inf"), "mu=inf is out of range; allowed: >= 0"),
+        ("concentration", 0.0, "concentration=0.0 is out of range; allowed: > 0"),
+        ("participation", 1.01, "participation=1.01 is out of range; allowed: [0, 1]"),
+        ("participation", -0.5, "participation=-0.5 is out of range; allowed: [0, 1]"),
+        ("batch", 0, "batch=0 is out of range; allowed: >= 1"),
+        ("clients", 0, "clients=0 is out of range; allowed: >= 1"),
+        ("rounds", 0, "rounds=0 is out of range; allowed: >= 1"),
+        ("tau_0", 0, "tau_0=0 is out of range; allowed: [1, 100000]"),
+        ("tau_max", 1, "tau_max=1 is out of range; allowed: [2, 100000]"),
+        ("probe", -1, "probe=-1 is out of range; allowed: >= 0"),
+        ("seed", 2**31, "seed=2147483648 is out of range; at most 2147483647"),
+        ("batch", 10**400, "batch is out of range: a number of more than 30 digits; allowed: >= 1"),
+        ("lr", 10**400, "lr is out of range: a number of more than 30 digits; allowed: > 0"),
+        ("rounds", [1], "rounds=[1] is not int; allowed: >= 1"),
+        ("rounds", 1.0, "rounds=1.0 is not int; allowed: >= 1"),
+        ("rounds", True, "rounds=True is not int; allowed: >= 1"),
+        ("rounds", "3", "rounds='3' is not int; allowed: >= 1"),
+        ("lr", "3", "lr='3' is not float; allowed: > 0"),
+        ("data", 3, "data=3 is not str; allowed: digits | synthetic | mnist | fashion-mnist | cifar10"),
+        ("data_dir", "a\udcffb", "data_dir='a\\udcffb' is not UTF-8 text"),
+        ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
+        ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
+        ("method", "", "method= is not known; allowed: fedveca | fedavg | fedprox | fednova | scaffold | centralised"),
+        ("data", "own:a\nb", "data='own:a\\nb' holds a control character or the end of a line; allowed: digits | "),
+        ("method", "own:\x1b[2J", "method='own:\\x1b[2J' holds a control character"),
+        ("partition", "own:\u2028", "partition='own:\\u2028' holds a control character"),
+        ("metric", "own:\r", "metric='own:\\r' holds a control character"),
+        ("loss", "own:\0", "loss='own:\\x00' holds a control character"),
+        ("track", "wandb\n", "track='wandb\\n' holds a control character or the end of a line; allowed: some of "),
+        ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
+        ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
+        ("model", "a\nb:f", "model='a\\nb:f' holds a control character or the end of a line"),
+        ("model", 'a"b:f', 'model=a"b:f is not known; it is svm, cnn, mlp or package.module:factory'),
+        ("model", "a;b:f", "model=a;b:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        ("model", ":f", "model=:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        ("lr", 1e308, "lr=1e+308 is out of range; at most 1e+38"),
+        ("concentration", 1e308, "concentration=1e+308 is out of range; at most 1e+38"),
+        ("dp_noise", 1e308, "dp_noise=1e+308 is out of range; at most 1e+38"),
+        ("dp_noise", 1e-300, "dp_noise=1e-300 is out of range; allowed: 0 or >= 1e-30"),
+        ("faults", "scale:0.5:1e308", "faults=scale:0.5:1e308: a factor is a number in [-1e+38, 1e+38], not 1e308"),
+        ("faults", "scale:0.5:nan", "faults=scale:0.5:nan: a factor is a finite number, not nan"),
+        ("model", "nn", "model=nn is not known (did you mean cnn?); it is svm, cnn, mlp or package.module:factory"),
+    ],
+)
+def test_values_refused(key: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        Experiment(**{key: value})
+
+
+def test_whole_numbers_are_numbers_too() -> None:
+    assert type(Experiment(lr=1, mu=0).lr) is float
+    assert parse(["lr=1"]) == {"lr": 1.0}
+
+
+# presets
+
+
+def test_presets_are_valid_and_as_the_paper_says() -> None:
+    assert presets() == [
+        "cnn-cifar10-case3",
+        "cnn-mnist-case3",
+        "digits-case3",
+        "svm-mnist-case1",
+        "svm-mnist-case2",
+        "svm-mnist-case3",
+    ]
+    for name in presets():
+        e = Experiment(**preset(name))
+        kind, *data, case = name.split("-")
+        assert (e.clients, e.partition, e.alpha, e.tau_0, e.tau_max) == (5, case, 0.95, 10, 50)
+        assert (e.method, e.keep, e.participation, e.mu, e.init, e.pixels) == (
+            "fedveca",
+            "best",
+            1.0,
+            0.1,
+            "paper",
+            "auto",
+        )
+        if kind == "digits":
+            assert (e.data, e.model) == ("digits", "mlp")
+        else:
+            assert (e.model, e.data, e.batch, e.lr, e.probe, e.rounds) == (kind, *data, 100, 0.01, 0, 100)
+
+
+def test_a_users_toml_file_is_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('rounds = 7\ndata = "synthetic"\n')
+    assert preset(str(path)) == {"rounds": 7, "data": "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("digits-case4", None, r"preset digits-case4 is not known \(did you mean digits-case3\?\); it is one of cnn-"),
+        ("nothing", None, "preset nothing is not known; it is one of .*, or a .toml file"),
+        ("a.toml", None, "a.toml cannot be read: .*No such file"),
+        ("a.toml", b"rounds 7", "a.toml is not TOML: "),
+        ("a.toml", b"\xff = 1", "a.toml cannot be read: .*codec"),
+        ("a.toml", b"roundz = 7", "roundz is not a setting; did you mean rounds?"),
+        ("a.toml", b"[rounds.a]\nb = 1", "rounds={'a': {'b': 1}} is not int; allowed: >= 1"),
+        ("a.toml", b"a = " + b"[" * 9999, "a.toml is not TOML: "),
+    ],
+)
+def test_presets_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        Experiment(**preset(name))
+    assert "\n" not in str(caught.value)
+
+
+# what is built
+
+
+def test_fair_share_by_hand() -> None:
+    """floor(tau_all / K * D_i / D), at least 1: 1000 steps in 10 rounds for sizes 5, 30, 60, 6 of 101."""
+    sizes = torch.tensor([5, 30, 60, 6])
+    e = Experiment(method="fedavg", rounds=10, tau_all=1000)
+    assert steps(e, sizes).tolist() == [4, 29, 59, 5]
+    assert steps(dataclasses.replace(e, tau_all=100), sizes).tolist() == [1, 2, 5, 1]
+    assert steps(dataclasses.replace(e, tau_all=0, tau_0=7), sizes).tolist() == [7, 7, 7, 7]
+    assert steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
+
+
+def test_a_share_that_is_too_large_is_rejected() -> None:
+    sizes = torch.tensor([5, 30, 60, 6])
+    e = Experiment(method="fedavg", rounds=10, tau_all=2**31 - 1)
+    said = r"^tau_all=2147483647 gives a client 127573285 local steps per round; at most 100000000: "
+    with pytest.raises(ValueError, match=said) as caught:
+        steps(e, sizes)
+    most = int(str(caught.value).split()[-3])
+    assert int(steps(dataclasses.replace(e, tau_all=most), sizes).max()) <= MOST_STEPS
+
+
+def test_a_method_whose_repr_has_lines_has_a_name_of_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Lines(FedAvg):
+        more: Any = dataclasses.field(default_factory=lambda: torch.zeros(2, 2))
+
+    assert "\n" in repr(Lines(0.1))
+    name = build(Experiment(model="svm"), method=Lines(0.1)).experiment.method
+    assert name.startswith("own:")
+    assert name.endswith("Lines(lr=0.1, more=tensor([[0., 0.],         [0., 0.]]))")
+
+
+def test_fair_share_of_mnist_case_3() -> None:
+    sizes = torch.tensor([10199, 10199, 10198, 11769, 17635])
+    e = Experiment(method="fednova", rounds=100, tau_all=4000)
+    assert steps(e, sizes).tolist() == [6, 6, 6, 7, 11]
+
+
+def test_methods_get_their_hyperparameters() -> None:
+    made = [method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
+    plain = [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
+    assert made == [*plain, Corrected(0.5, 0.75, 9, 0.5)]
+
+
+def test_build_puts_the_parts_together() -> None:
+    built = build(Experiment(data="synthetic", partition="writer", clients=7, model="svm", tau_0=4))
+    assert built.data.writer is not None
+    assert built.shares.sizes.tolist() == torch.bincount(built.data.writer).tolist()
+    assert built.state.tau.tolist() == [4] * 7
+    assert torch.equal(built.state.w, built.problem.init())
+    assert torch.equal(built.cohort.sizes, built.shares.sizes)
+
+
+def test_pixels_are_the_datas_own_unless_named() -> None:
+    assert [build(Experiment(pixels=pixels)).data.pixels for pixels in ("auto", "unit")] == ["as-is", "unit"]
+
+
+def test_centralised_is_one_client_with_all_rows() -> None:
+    built = build(Experiment(method="centralised", clients=5, tau_all=2000))
+    assert built.shares.sizes.tolist() == [1438]
+    assert built.state.tau.tolist() == [20]

@@ -1,0 +1,420 @@
+"""A run: the folder it leaves, the model it keeps, who takes part, and what happens when numbers run away."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedveca.cohorts import random as draws
+from fedveca.runs.build import build
+from fedveca.runs.compare import compare, spread, table
+from fedveca.runs.experiment import METHODS, TABLE_I, Experiment
+from fedveca.runs.federate import federate
+from fedveca.runs.folder import Run
+from fedveca.runs.run import Test as Evaluate
+from fedveca.runs.run import run
+from fedveca.tasks.datasets.dataset import Dataset, load
+from fedveca.views.figures.curves import curves
+from fedveca.views.terminal.screen import Screen
+
+SMALL = Experiment(model="svm", rounds=4, batch=8, lr=0.05, tau_0=3)
+WAVY = replace(SMALL, lr=0.03, rounds=9, probe=0)  # its loss goes up and down
+FEDVECAS = {"beta", "delta", "A", "L", "premise"}  # from round 1 on
+EVERY_ROUND = {
+    "round",
+    "ids",
+    "left_out",
+    "tau",
+    "tau_k",
+    "accepted",
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+}
+
+
+def untimed(run: Run) -> list[dict[str, Any]]:
+    return [{name: v for name, v in line.items() if name != "seconds"} for line in run.rounds]
+
+
+def lines(folder: Path) -> list[str]:
+    """The bytes of rounds.jsonl, times aside."""
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [json.dumps(line | {"seconds": 0}) for line in rounds]
+
+
+def spoiled(bad: float, *clients: int) -> Dataset:
+    """Digits whose rows of these clients of five, under Case 1, hold a bad number."""
+    data = load("digits")
+    x = data.x.clone()
+    for i in clients:
+        x[i::5, 0, 3, 3] = bad
+    return replace(data, x=x)
+
+
+# the folder
+
+
+def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
+    done = run(SMALL, tmp_path / "a" / "b", device="cpu")
+    folder = tmp_path / "a" / "b"
+    assert done.folder == folder
+    files = {path.name for path in folder.iterdir()}
+    assert files - {"checkpoint.former.safetensors"} == {
+        "checkpoint.safetensors",
+        "experiment.toml",
+        "environment.json",
+        "partition.json",
+        "rounds.jsonl",
+        "model.safetensors",
+        "summary.json",
+    }
+
+    text = (folder / "rounds.jsonl").read_text()
+    assert text.endswith("\n")
+    rounds = [json.loads(line) for line in text.splitlines()]
+    assert rounds == done.rounds
+    assert [line["round"] for line in rounds] == [0, 1, 2, 3]
+    assert [set(line) for line in rounds] == [EVERY_ROUND, *[EVERY_ROUND | FEDVECAS] * 3]
+    for line in rounds:
+        assert {len(v) for name, v in line.items() if isinstance(v, list) and name != "left_out"} == {5}
+        assert line["tau_k"] == pytest.approx(sum(p * t for p, t in zip(shares(SMALL), line["tau"], strict=True)))
+        assert 0 <= line["test_accuracy"] <= 1
+        assert (line["bytes_down"], line["bytes_up"]) == (5 * (4 * 64 + 8), 5 * (2 * 4 * 64 + 8 * 4))
+    for line in rounds[1:]:
+        assert line["premise"] == pytest.approx(SMALL.lr * line["tau_k"] * line["L"])
+        A = [SMALL.lr * b**2 * d for b, d in zip(line["beta"], line["delta"], strict=True)]
+        assert line["A"] == pytest.approx(A)
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary == done.summary
+    assert set(summary) == {"experiment", "tau_all", "seconds", "rounds", "last", "kept"}
+    assert summary["experiment"] == asdict(SMALL)
+    assert summary["tau_all"] == sum(sum(line["tau"]) for line in rounds)
+    assert set(summary["last"]) == set(summary["kept"]) == {"round", "test_loss", "test_accuracy"}
+    assert summary["last"] == {"round": 4} | {name: rounds[-1][name] for name in ("test_loss", "test_accuracy")}
+
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["device"] == "cpu"
+    opened = Run.open(folder)
+    assert (opened.experiment, opened.rounds, opened.summary) == (SMALL, rounds, summary)
+    assert untimed(run(opened.experiment, device="cpu")) == untimed(done)  # enough to run it again
+
+
+def shares(e: Experiment) -> list[float]:
+    sizes = build(e).shares.sizes.double()
+    return (sizes / sizes.sum()).tolist()
+
+
+def test_the_other_methods_record_what_they_have() -> None:
+    for name in TABLE_I[1:]:
+        done = run(replace(SMALL, method=name, rounds=2), device="cpu")
+        assert [set(line) for line in done.rounds] == [EVERY_ROUND] * 2, name
+
+
+def test_the_model_in_the_folder_is_the_kept_one(tmp_path: Path) -> None:
+    e = replace(SMALL, model="mlp", hidden=8)
+    done = run(e, tmp_path / "run", device="cpu")
+    stored, built = load_file(tmp_path / "run" / "model.safetensors"), build(e)
+    assert stored.keys() == done.model.keys() == built.problem.shapes.keys()  # type: ignore[attr-defined]
+    assert all(torch.equal(stored[name], v) for name, v in done.model.items())
+    w = built.problem.flat([stored[name] for name in done.model])  # type: ignore[attr-defined]
+    assert {"round": done.summary["kept"]["round"]} | Evaluate(built, "cpu")(w) == done.summary["kept"]
+
+
+def test_tests_may_be_rarer_than_rounds() -> None:
+    done = run(replace(SMALL, rounds=5, test_every=2), device="cpu")
+    assert [line["round"] for line in done.rounds if "test_loss" in line] == [1, 3, 4]
+    assert len(done.column("test_accuracy")) == 3
+    assert done.rounds[3]["test_loss"] == run(SMALL, device="cpu").rounds[3]["test_loss"]
+
+
+# chance
+
+
+@pytest.mark.parametrize("model", ["svm", "mlp"])
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, model: str) -> None:
+    e = replace(SMALL, model=model, participation=0.6)
+    for name, seed, noise in (("a", 3, 1), ("b", 3, 2), ("c", 4, 1)):
+        torch.manual_seed(noise)
+        run(replace(e, seed=seed), tmp_path / name, device="cpu")
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert lines(tmp_path / "a") != lines(tmp_path / "c")
+
+
+def test_participation_draws_the_same_clients_for_every_method() -> None:
+    e = replace(SMALL, partition="iid", clients=9, participation=0.4, rounds=6, seed=2)
+    drawn = [line["ids"] for line in run(e, device="cpu").rounds]
+    assert [len(ids) for ids in drawn] == [4] * 6  # 3.6 of 9
+    assert all(ids == sorted(set(ids)) for ids in drawn)
+    assert len({tuple(ids) for ids in drawn}) > 1
+    assert drawn == [draws.sample(2, k, 9, 4).tolist() for k in range(6)]
+    assert drawn == [line["ids"] for line in run(replace(e, method="fedavg", lr=0.1), device="cpu").rounds]
+    assert drawn != [line["ids"] for line in run(replace(e, seed=3), device="cpu").rounds]
+    assert [len(line["ids"]) for line in run(replace(e, participation=0.01), device="cpu").rounds] == [1] * 6
+
+
+def test_absent_clients_keep_their_tau() -> None:
+    e = replace(SMALL, partition="dirichlet", clients=8, participation=0.5, rounds=10)
+    built = build(e)
+    before, kept, moved = built.state.tau, 0, 0
+    for state, trace in federate(built.algorithm, built.cohort, built.state, e.rounds, participation=0.5, seed=e.seed):
+        absent = ~torch.isin(torch.arange(8), trace["ids"])
+        assert torch.equal(state.tau[absent], before[absent])
+        assert torch.equal(trace["tau"], before[trace["ids"]])
+        kept += int((state.tau[absent] != e.tau_0).sum())
+        moved += int((state.tau != before).sum())
+        before = state.tau
+    assert kept > 0
+    assert moved > 0
+
+
+def test_centralised_is_fedavg_with_one_client() -> None:
+    central = run(replace(SMALL, method="centralised", tau_all=40), device="cpu")
+    alone = run(replace(SMALL, method="fedavg", partition="case1", clients=1, tau_all=40), device="cpu")
+    assert untimed(central) == untimed(alone)
+    assert central.summary["tau_all"] == 40
+    assert central.rounds[0]["ids"] == [0]
+
+
+# the kept model
+
+
+def test_best_keeps_the_round_of_least_training_loss() -> None:
+    built = build(WAVY)
+    models = [built.state.w] + [s.w for s, _ in federate(built.algorithm, built.cohort, built.state, WAVY.rounds)]
+    x = built.data.x
+    F = [float(built.problem.losses(w, x, built.data.y)[0]) for w in models]  # F(w_k), k = 0 .. K
+    best = min(range(len(F)), key=F.__getitem__)
+    assert 0 < best < WAVY.rounds  # neither the first nor the last, or this shows nothing
+
+    done = run(WAVY, device="cpu")
+    assert done.column("train_loss") == pytest.approx(F[:-1], rel=1e-4)
+    assert done.column("accepted") == [f <= min(F[: k + 1]) for k, f in enumerate(F[:-1])]
+    assert done.summary["kept"]["round"] == best
+    torch.testing.assert_close(done.model["w"], models[best])
+    assert done.summary["kept"]["test_loss"] == done.rounds[best - 1]["test_loss"]
+    assert done.summary["last"] != done.summary["kept"]
+
+
+def test_the_last_model_can_be_the_best() -> None:
+    e = replace(SMALL, partition="case1", lr=0.01)
+    done = run(e, device="cpu")
+    assert done.column("accepted") == [True] * 4
+    assert done.summary["kept"] == done.summary["last"]
+    assert done.summary["kept"]["round"] == 4
+
+
+def test_last_keeps_the_last() -> None:
+    done = run(replace(WAVY, keep="last"), device="cpu")
+    assert done.summary["kept"] == done.summary["last"]
+    assert done.summary["kept"]["round"] == WAVY.rounds
+    assert done.column("accepted") == [True] * WAVY.rounds
+    assert done.column("test_loss") == run(WAVY, device="cpu").column("test_loss")  # keeping does not touch training
+
+
+def test_rollback_undoes_what_it_does_not_accept() -> None:
+    done = run(replace(WAVY, keep="rollback"), device="cpu")
+    accepted, loss = done.column("accepted"), done.column("test_loss")
+    assert accepted[0]
+    assert not all(accepted)
+    for k in range(1, WAVY.rounds):
+        assert (loss[k] == loss[k - 1]) != accepted[k]
+    assert done.summary["kept"] == done.summary["last"]
+
+
+# numbers that run away
+
+
+@pytest.mark.parametrize("model", ["svm", "mlp"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_client_with_bad_numbers_is_left_out(bad: float, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    e = replace(SMALL, model=model, hidden=8, partition="case1", lr=0.01)
+    done = run(e, device="cpu", data=spoiled(bad, 1, 3), watch=Screen(quiet=True).run(e))
+    assert [line["left_out"] for line in done.rounds] == [[1, 3]] * 4
+    assert [line["ids"] for line in done.rounds] == [[0, 2, 4]] * 4
+    assert [len(line["tau"]) for line in done.rounds] == [3] * 4
+    assert done.rounds[-1]["test_loss"] < done.rounds[0]["test_loss"]
+    assert "stopped" not in done.summary
+    assert all(bool(torch.isfinite(v).all()) for v in done.model.values())
+    said = capsys.readouterr().err
+    assert said.count("left out, not finite: client 1, 3") == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path) -> None:
+    e = replace(SMALL, method=method, partition="case1")
+    done = run(e, tmp_path / "run", device="cpu", data=spoiled(math.nan, *range(5)))
+    assert done.summary["stopped"].startswith("round 1: no client gave a finite loss and gradient")
+    assert done.summary["kept"]["round"] == done.summary["last"]["round"] == done.summary["tau_all"] == 0
+    assert Run.open(tmp_path / "run").rounds == []
+    assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")["w"], torch.zeros(64))
+
+
+@pytest.mark.parametrize("keep", ["best", "last", "rollback"])
+def test_a_run_that_runs_away_keeps_its_last_good_model(keep: str, tmp_path: Path) -> None:
+    e = replace(SMALL, lr=1e4, rounds=20, keep=keep)
+    done = run(e, tmp_path / "run", device="cpu")
+    k = done.summary["rounds"]
+    assert 0 < k < 20
+    assert done.summary["stopped"].startswith(f"round {k + 1}: ")
+    assert len(Run.open(tmp_path / "run").rounds) == k
+    kept = load_file(tmp_path / "run" / "model.safetensors")["w"]
+    assert bool(torch.isfinite(kept).all())
+    assert math.isfinite(done.summary["kept"]["test_loss"])
+    if keep == "best":
+        assert done.summary["kept"]["round"] == 0  # every later one is worse
+    else:
+        assert done.summary["kept"] == done.summary["last"]
+
+
+# reading
+
+
+def test_a_torn_last_line_is_no_line(tmp_path: Path) -> None:
+    done = run(SMALL, tmp_path, device="cpu")
+    (tmp_path / "summary.json").unlink()
+    path = tmp_path / "rounds.jsonl"
+    whole = path.read_bytes()
+    for cut in (1, 7, len(whole.splitlines()[-1])):
+        path.write_bytes(whole[:-cut])
+        torn = Run.open(tmp_path)
+        assert torn.rounds == done.rounds[:3]
+        assert torn.summary == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("experiment.toml", None),
+        ("experiment.toml", b"\xff\xfe"),
+        ("experiment.toml", b"rounds = 0"),
+        ("experiment.toml", b"what = 1"),
+        ("rounds.jsonl", None),
+        ("rounds.jsonl", b"{]\n"),
+        ("rounds.jsonl", b"3\n"),
+        ("rounds.jsonl", b"[" * 100_000 + b"\n"),
+        ("summary.json", b""),
+        ("summary.json", b"[]"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, file: str, content: bytes | None) -> None:
+    (tmp_path / "experiment.toml").write_text(SMALL.toml())
+    (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n')
+    assert Run.open(str(tmp_path)).rounds == [{"round": 0}]
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{tmp_path} is not a run folder: ."):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["experiment.toml", "rounds.jsonl"])
+def test_a_folder_with_a_run_is_not_written(tmp_path: Path, left: str) -> None:
+    (tmp_path / left).write_text("mine")
+    for start in (lambda: run(SMALL, tmp_path), lambda: compare(SMALL, 1, tmp_path)):
+        with pytest.raises(ValueError, match="already holds a run; name another folder"):
+            start()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(left, "mine")]
+
+
+# comparing
+
+
+def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
+    e = replace(SMALL, rounds=6, tau_0=5, seed=7)
+    runs = compare(e, 2, tmp_path, device="cpu")
+    assert [(r.experiment.method, r.experiment.seed) for r in runs] == [(m, s) for s in (7, 8) for m in TABLE_I]
+    sizes = build(e).shares.sizes.tolist()
+    for r in runs:
+        total = next(v.summary["tau_all"] for v in runs if v.experiment.seed == r.experiment.seed)
+        if r.experiment.method == "fedveca":
+            assert r.experiment == replace(e, seed=r.experiment.seed)
+            continue
+        assert r.experiment.tau_all == total
+        own = [sum(sizes)] if r.experiment.method == "centralised" else sizes
+        fair = [max(1, int(total / 6 * d / sum(sizes))) for d in own]
+        assert [line["tau"] for line in r.rounds] == [fair] * 6
+        assert r.summary["tau_all"] == 6 * sum(fair) <= total
+
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert rows == table(runs)
+    assert [row["method"] for row in rows] == list(TABLE_I)
+    for row in rows:
+        mine = [r for r in runs if r.experiment.method == row["method"]]
+        assert set(row) == {"method", "seeds", "tau_all", "last", "kept"}
+        assert row["seeds"] == [7, 8]
+        assert row["tau_all"] == sum(r.summary["tau_all"] for r in mine) / 2
+        for which in ("last", "kept"):
+            for name in ("test_loss", "test_accuracy"):
+                values = [r.summary[which][name] for r in mine]
+                a, b = values
+                assert row[which][name]["values"] == values
+                assert row[which][name]["mean"] == pytest.approx((a + b) / 2)
+                assert row[which][name]["std"] == pytest.approx(abs(a - b) / 2**0.5)
+
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.parent != tmp_path}
+
+    def started(e: Experiment) -> None:
+        pytest.fail(f"{e.method} seed {e.seed} ran again")
+
+    again = compare(e, 2, tmp_path, device="cpu", started=started)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert table(again) == rows
+
+    with pytest.raises(ValueError, match="fedveca-seed7 holds a run with other settings; name another folder"):
+        compare(replace(e, lr=0.1), 2, tmp_path, device="cpu")
+    moved = compare(replace(e, data_dir="elsewhere"), 2, tmp_path, device="cpu", started=started)
+    assert table(moved) == rows  # where the data lie decides nothing
+
+
+@pytest.mark.parametrize("left", [("experiment.toml", "environment.json", "rounds.jsonl"), ("experiment.toml",), ()])
+def test_half_a_run_is_made_again(tmp_path: Path, left: tuple[str, ...]) -> None:
+    e = replace(SMALL, rounds=6, tau_0=5)
+    whole = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu")
+    for path in (tmp_path / "fedavg-seed0").iterdir():
+        if path.name not in left:
+            path.unlink()
+    ran = []
+    again = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu", started=lambda e: ran.append(e.method))
+    assert ran == ["fedavg"]
+    assert table(again) == table(whole)
+
+
+def test_seeds_beyond_the_last_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seed=2147483648 is out of range"):
+        compare(replace(SMALL, seed=2**31 - 1), 2, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_spread() -> None:
+    assert spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
+    assert spread([4.0]) == {"mean": 4.0, "std": 0.0, "values": [4.0]}
+    assert spread([4.0, None]) == {"mean": 4.0, "std": 0.0, "values": [4.0, None]}
+    assert spread([None]) == {"mean": None, "std": 0.0, "values": [None]}
+
+
+def test_a_figure_is_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
+    e = replace(SMALL, rounds=8, partition="case1")
+    runs = [run(replace(e, method=m, seed=s), device="cpu") for m in ("fedveca", "centralised") for s in (0, 1)]
+    stopped = run(replace(e, method="fedavg"), device="cpu", data=spoiled(math.nan, *range(5)))
+    for name in ("a.svg", "b.svg", "a.png"):
+        curves([*runs, stopped], tmp_path / name, "two methods")
+    curves([stopped], tmp_path / "nothing.svg", "nothing to draw")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "a.svg").read_text()
+    assert all(word in text for word in ("FedVeca", "centralised", "two methods", "test accuracy (%)"))

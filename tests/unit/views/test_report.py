@@ -1,0 +1,222 @@
+"""Reports as files: what they say, what they refuse, and that words from a folder stay words."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveca.cli import main
+from fedveca.cli.arguments import experiment_of
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.folder import Run
+from fedveca.runs.run import run
+from fedveca.views.report import plotly_bundle as script
+from fedveca.views.report.report import gather, write
+
+Capture = pytest.CaptureFixture[str]
+SETTINGS: dict[str, Any] = {"model": "svm", "rounds": 6, "batch": 16, "lr": 0.01}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, two seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("fedveca", "fedavg"):
+        for seed in (0, 1):
+            run(Experiment(method=method, seed=seed, **SETTINGS), folder / f"{method}-seed{seed}")
+    return folder
+
+
+def reported(folder: Path, *more: str) -> str:
+    """The report's text without Plotly's own."""
+    assert main(["report", str(folder), "-o", str(folder / "report.html"), "--quiet", *more]) == 0
+    text = (folder / "report.html").read_text("utf-8")
+    return text.replace(script.plotly(), "")
+
+
+def data(text: str) -> Any:
+    return json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)[0])
+
+
+def words(text: str) -> str:
+    """What a reader reads."""
+    shown = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", text, flags=re.S)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", shown)).split())
+
+
+def test_a_report_asks_answers_and_tells_how_to_run_it_again(runs: Path) -> None:
+    text = reported(runs)
+    said = words(text)
+    assert "Which of FedVeca and FedAvg trains the best squared SVM on digits? 5 clients; half of the clients " in said
+    assert "6 rounds, mini-batches of 16, learning rate 0.01. 2 seeds each." in said
+    values = {
+        m: [Run.open(runs / f"{m}-seed{s}").summary["kept"]["test_accuracy"] for s in (0, 1)]
+        for m in ("fedveca", "fedavg")
+    }
+    best = max(values, key=lambda m: sum(values[m]))
+    assert f"{ {'fedveca': 'FedVeca', 'fedavg': 'FedAvg'}[best] } has the best test accuracy of the kept models" in said
+    for pair in values.values():
+        assert f"{50 * sum(pair):.2f} ±" in said
+    assert text.count('class="best"') == 4
+    assert "fedveca run digits-case3 method=fedavg model=svm rounds=6 batch=16 lr=0.01 seed=1" in said
+    assert "torch: " in said
+
+
+def test_a_command_in_a_report_makes_the_same_experiment(runs: Path) -> None:
+    told = re.findall(r"fedveca run (digits[^\n<]*)", reported(runs))
+    assert [experiment_of(line.split())[1] for line in told] == [
+        Run.open(runs / name).experiment for name in ("fedveca-seed0", "fedveca-seed1", "fedavg-seed0", "fedavg-seed1")
+    ]
+
+
+def test_every_figure_has_words_instead(runs: Path) -> None:
+    text = reported(runs)
+    plots = re.findall(r'<div class="plot" id="[\w-]+" role="img" aria-label="([^"]*)"></div><figcaption>(.+?)<', text)
+    assert len(plots) == text.count("<figure") == 3 + 4 + 3 + 1
+    last = [Run.open(runs / f"fedveca-seed{seed}").rounds[-1]["test_loss"] for seed in (0, 1)]
+    assert f"FedVeca ends at {sum(last) / 2:.4f}" in plots[0][0]
+    assert all(len(alternative) > 40 for alternative, _ in plots)
+
+
+def test_the_numbers_drawn_are_those_recorded(runs: Path) -> None:
+    section = data(reported(runs))["sections"][0]
+    lines = Run.open(runs / "fedveca-seed0").rounds
+    assert [run["label"] for run in section["runs"]] == ["FedVeca, seed 0", "FedVeca, seed 1"]
+    tau, A, beta, delta = section["runs"][0]["maps"]
+    assert [m["name"] for m in (tau, A, beta, delta)] == ["tau", "A", "beta", "delta"]
+    assert tau["z"] == [[line["tau"][i] for line in lines] for i in range(5)]
+    assert A["z"][4][0] == pytest.approx(lines[1]["A"][4], rel=1e-3)
+    assert A["rounds"] == [2, 3, 4, 5, 6]
+    premise = section["runs"][0]["lines"][1]
+    assert (premise["name"], premise["bound"]) == ("premise", 1)
+    assert section["runs"][0]["partition"] == 0
+    assert len(section["partitions"]) == 1  # case3 does not depend on the seed
+    mean = section["curves"][0]["metrics"]["test_accuracy"]["mean"]
+    both = [Run.open(runs / f"fedveca-seed{s}").rounds[5]["test_accuracy"] for s in (0, 1)]
+    assert mean[5] == pytest.approx(sum(both) / 2, rel=1e-5)
+
+
+def test_what_a_folder_lacks_is_said(runs: Path, tmp_path: Path) -> None:
+    for name in ("fedveca-seed0", "fedavg-seed0"):
+        shutil.copytree(runs / name, tmp_path / name)
+        for gone in ("partition.json", "summary.json", "environment.json"):
+            (tmp_path / name / gone).unlink()
+    (tmp_path / "fedavg-seed0" / "rounds.jsonl").write_text("")
+    text = reported(tmp_path)
+    said = words(text)
+    assert "These run folders have no partition.json that can be read, so the partition cannot be drawn." in said
+    assert "The label mix is not drawn: this run folder has no partition.json that can be read." in said
+    assert said.count("(1 not ended)") == 2
+    assert data(text)["sections"][0]["runs"][0]["partition"] is None
+    shutil.rmtree(tmp_path / "fedveca-seed0")
+    assert "No model was tested yet." in words(reported(tmp_path))
+
+
+def test_a_metric_of_its_own_and_no_accuracy(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedavg-seed0", tmp_path / "a")
+    lines = [line | {"test_mse": 1 / (k + 1)} for k, line in enumerate(Run.open(tmp_path / "a").rounds)]
+    for line in lines:
+        del line["test_accuracy"]
+    (tmp_path / "a" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    summary |= {which: {"round": 6, "test_loss": 0.5, "test_mse": 0.125} for which in ("kept", "last")}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
+    said = words(reported(tmp_path))
+    assert "test mse" in said
+    assert "0.1250" in said
+    assert "accuracy" not in said
+
+
+def test_tasks_that_cannot_be_compared_stand_apart(runs: Path, tmp_path: Path) -> None:
+    run(Experiment(**SETTINGS | {"model": "mlp", "rounds": 2}), tmp_path / "mlp")
+    made = write([*gather([runs])[0], Run.open(tmp_path / "mlp")], tmp_path / "r.html")
+    assert (made["runs"], made["sections"]) == (5, 2)
+    assert made["bytes"] == (tmp_path / "r.html").stat().st_size
+    assert re.findall(r'<a href="#(s\d)">([^<]*)', (tmp_path / "r.html").read_text("utf-8")) == [
+        ("s0", "squared SVM on digits, 5 clients, Case 3: 2 methods compared"),
+        ("s1", "MLP on digits, 5 clients, Case 3: FedVeca"),
+    ]
+
+
+def test_many_clients_and_rounds_keep_within_bounds(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedveca-seed0", tmp_path / "a")
+    numbers = [1.25] * 150
+    line = dict.fromkeys(("beta", "delta", "A"), numbers) | {"ids": list(range(150)), "tau": [2] * 150, "tau_k": 2.0}
+    text = "".join(json.dumps(line | {"round": k, "test_loss": 1 / (k + 1)}) + "\n" for k in range(600))
+    (tmp_path / "a" / "rounds.jsonl").write_text(text)
+    text = reported(tmp_path)
+    assert len(text) < 2_500_000
+    assert "100 of 150 clients are drawn, evenly spaced." in words(text)
+    assert [len(m["rounds"]) for m in data(text)["sections"][0]["runs"][0]["maps"]] == [500] * 4
+
+
+def test_gather_finds_each_run_once_and_passes_over_what_is_none(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(runs / "fedavg-seed0", tmp_path / "deep" / "er" / "a")
+    (tmp_path / "deep" / "torn").mkdir()
+    (tmp_path / "deep" / "torn" / "experiment.toml").write_text("bogus = 1\n")
+    found, passed = gather([tmp_path, tmp_path / "deep", tmp_path / "deep" / "er" / "a"])
+    assert [run.folder for run in found] == [tmp_path / "deep" / "er" / "a"]
+    assert len(passed) == 2
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"] == 1
+    assert err.startswith(f"passed over: {tmp_path}/deep/torn is not a run folder: bogus is not a setting")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["report", "none"], "none is no folder; name run folders, or folders of them"),
+        (["report", "empty"], "empty holds no run folder"),
+        (["report", "torn"], "torn is not a run folder: "),
+        (["report", "above"], "above holds no run that can be read: "),
+        (["report", "RUNS", "-o", "file/r.html"], "file/r.html cannot be written: "),
+        (["figure", "RUNS", "-o", "f.jpg"], "f.jpg is no figure's name; it ends in .svg, .pdf, .png"),
+        (["figure", "RUNS", "-o", "nowhere/f.svg"], "nowhere/f.svg cannot be written: No such file or directory"),
+        (["figure", "RUNS/fedavg-seed0", "--what", "tau"], "the figure tau needs a run of FedVeca"),
+    ],
+)
+def test_refused(
+    argv: list[str], said: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "torn", "above/torn"):
+        (tmp_path / folder).mkdir(parents=True)
+        if "torn" in folder:
+            (tmp_path / folder / "experiment.toml").write_text("rounds = 'x'\n")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main([word.replace("RUNS", str(runs)) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedveca: {said}")
+    assert err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("what", ["curves", "tau", "instant", "partition"])
+def test_figures_for_papers(what: str, runs: Path, tmp_path: Path, capsys: Capture) -> None:
+    begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
+    for suffix, first in begins.items() if what == "tau" else [("svg", b"<?xml")]:
+        made = [tmp_path / f"{name}.{suffix}" for name in ("one", "two")]
+        for path in made if what == "tau" else made[:1]:
+            assert main(["figure", str(runs), "-o", str(path), "--what", what]) == 0
+        assert made[0].read_bytes().startswith(first)
+        assert what != "tau" or made[0].read_bytes() == made[1].read_bytes()
+    text = (tmp_path / "one.svg").read_text("utf-8")
+    for word in {"curves": ("test loss", "FedAvg"), "tau": ("client", "label"), "instant": ("client 4",)}.get(what, ()):
+        assert word in text
+
+
+def test_plotly_loads_only_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = script.plotly()
+    (kept,) = script._LIST.findall(text, len(text) - 20_000)
+    assert kept.count("(),") == 1  # bars and heat maps, where all would be 47
+    monkeypatch.setattr(script, "KINDS", ("no such chart",))
+    assert len(script.plotly.__wrapped__()) > len(text)
