@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, FedAvg, FedVeca
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
-from fedveca.runs.folder import environment
+from fedveca.runs.folder import describe_environment
 from fedveca.tasks.datasets.dataset import load, prepare
 from fedveca.tasks.models import Cnn, model
 from fedveca.tasks.partition import partition
@@ -54,7 +54,7 @@ def step_cost(x: Tensor, y: Tensor, algorithm: Algorithm, clients: int, steps: i
     """Milliseconds a client step, batch 100, no probe unless the method needs it."""
     problem = model("cnn", SHAPE, CLASSES)
     shares = partition("iid", y, CLASSES, clients)
-    cohort = Local(algorithm, problem, x, y, shares, batch=100, loss=False, pixels="standardised", device="cuda")
+    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=100, loss=False, pixels="standardised", device="cuda")
     tau, ids = torch.full((clients,), steps), torch.arange(clients)
     order = algorithm.order(algorithm.init(problem.init().cuda(), tau))
     return 1e3 * timed(lambda: cohort(0, order, ids, tau) and None) / (clients * steps)
@@ -64,7 +64,7 @@ def ours(x: Tensor, y: Tensor, rounds: int) -> float:
     """Seconds a round of pfl's shape."""
     algorithm, problem = FedAvg(LR), model("cnn", SHAPE, CLASSES)
     shares = partition("iid", y, CLASSES, 1000)
-    cohort = Local(algorithm, problem, x, y, shares, batch=10, loss=False, pixels="standardised", device="cuda")
+    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=10, loss=False, pixels="standardised", device="cuda")
     state = algorithm.init(problem.init().cuda(), torch.full((1000,), 5))
     seen = federate(algorithm, cohort, state, rounds + 3, participation=0.05)
     for _ in range(3):
@@ -132,7 +132,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     args = parser.parse_args()
     x, y = images(args.data)
-    result: dict[str, object] = {"environment": environment("cuda"), "data": "CIFAR-10" if args.data else "random"}
+    result: dict[str, object] = {
+        "environment": describe_environment("cuda"),
+        "data": "CIFAR-10" if args.data else "random",
+    }
     result["step_ms"] = {
         "one client": step_cost(x, y, FedAvg(LR), 1, 40),
         "50 clients": step_cost(x, y, FedAvg(LR), 50, 20),

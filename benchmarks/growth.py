@@ -15,21 +15,21 @@ from pathlib import Path
 import torch
 
 from fedveca.algorithms import FedAvg
-from fedveca.cohorts.local.cohort import Local
-from fedveca.runs.folder import environment
+from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.runs.folder import describe_environment
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 UNEVEN, EVEN = torch.tensor([20, 2, 2, 2, 2]), torch.tensor([6, 6, 6, 5, 5])
 
 
-def cohort(name: str, clients: int, batch: int, rows: int, threads: int = 0) -> tuple[Local, torch.Tensor]:
+def cohort(name: str, clients: int, batch: int, rows: int, threads: int = 0) -> tuple[LocalCohort, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (rows, 1, 28, 28), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, 10, (rows,), generator=generator)
     problem = model(name, (1, 28, 28), 10)
     shares = partition("case1", y, 10, clients)
-    local = Local(FedAvg(0.01), problem, x, y, shares, batch=batch, loss=False, pixels="unit", threads=threads)
+    local = LocalCohort(FedAvg(0.01), problem, x, y, shares, batch=batch, loss=False, pixels="unit", threads=threads)
     return local, problem.init()
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result = {
-        "environment": environment("cpu"),
+        "environment": describe_environment("cpu"),
         "uneven_over_even": {
             f"{name}, {threads or 'all'} threads": uneven_over_even(name, threads)
             for name in ("svm", "cnn")

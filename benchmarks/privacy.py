@@ -15,7 +15,7 @@ import torch
 
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import environment
+from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.tasks.datasets.dataset import load
 
@@ -63,7 +63,7 @@ def main() -> None:
             rows[-1]["epsilon"] = done[0].summary.get("epsilon")
             rows[-1]["accuracy"] = statistics.fmean(r.summary["last"]["test_accuracy"] or 0.1 for r in done)
             print(rows[-1], flush=True)
-    content = {"settings": COMMON, "methods": METHODS, "seeds": args.seeds, "environment": environment("cpu")}
+    content = {"settings": COMMON, "methods": METHODS, "seeds": args.seeds, "environment": describe_environment("cpu")}
     if args.out:
         args.out.write_text(json.dumps(content | {"rows": rows}, indent=1) + "\n")
 

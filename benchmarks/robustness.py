@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import environment
+from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.tasks.datasets.dataset import load
 from fedveca.views.figures.curves import STYLE, save
 from fedveca.views.series import LOOK
 
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
-DEFENCES = {"mean": {}, "clip": {}, "trimmed": {"gather_trim": 0.4}, "median": {}}
+DEFENCES = {"mean": {}, "clip": {}, "trimmed": {"aggregate_trim": 0.4}, "median": {}}
 KINDS = {"flip": "flip:{}", "scale": "scale:{}:10", "reversed": "scale:{}:-10"}
 WORDS = {"flip": "sign flipped", "scale": "ten times too long", "reversed": "ten times too long, sign flipped"}
 SHARES = (0.2, 0.4)
@@ -45,7 +45,7 @@ def jobs() -> dict[str, dict[str, Any]]:
     for deal, where in DEALS.items():
         for method in methods(deal):
             for rule, strength in DEFENCES.items():
-                this = where | {"method": method, "gather": rule} | strength
+                this = where | {"method": method, "aggregate": rule} | strength
                 out[f"{deal}/{method}/{rule}/none"] = this
                 for kind, form in KINDS.items():
                     for share in SHARES if method in methods(deal, kind) else ():
@@ -55,7 +55,7 @@ def jobs() -> dict[str, dict[str, Any]]:
             out[f"away/{method}/mean/{fault}"] = DEALS["by label"] | {"method": method, "faults": fault}
     for share, trim in ((0.2, 0.2), (0.4, 0.4)):
         for rule in ("mean", "clip"):
-            this = DEALS["by label"] | {"faults": f"lie:{share}", "gather": rule, "gather_trim": trim}
+            this = DEALS["by label"] | {"faults": f"lie:{share}", "aggregate": rule, "aggregate_trim": trim}
             out[f"lie/fedveca/{rule}/lie {share}"] = this
     return out
 
@@ -75,7 +75,7 @@ def measure(path: Path, seeds: int) -> dict[str, Any]:
             values["steps"].append(done.summary["tau_all"])
         content = {
             "command": "python benchmarks/robustness.py --out docs/results/robustness.json",
-            "environment": environment("cpu"),
+            "environment": describe_environment("cpu"),
             "settings": COMMON,
             "seeds": seed + 1,
             "cpu_seconds": round(before + time.process_time() - began, 1),
@@ -103,13 +103,13 @@ def table(results: dict[str, Any]) -> str:
                     cells.append(", ".join(f"{mean(results, name):.0f}" for name in at))
                 lines.append(f"| {LOOK[method][0]} | {' | '.join(cells)} |")
     faults = [name.rpartition("/")[2] for name in results if name.startswith("away/fedveca/")]
-    lines += ["\n**away or not finite**, `gather=mean`, by label\n", f"| method | none | {' | '.join(faults)} |"]
+    lines += ["\n**away or not finite**, `aggregate=mean`, by label\n", f"| method | none | {' | '.join(faults)} |"]
     lines.append(f"|---|---|{'---|' * len(faults)}")
     for method in AWAY:
         names = [f"by label/{method}/mean/none", *(f"away/{method}/mean/{fault}" for fault in faults)]
         lines.append(f"| {LOOK[method][0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
-    lines += ["\n**lies about numbers**, FedVeca, by label; `gather_trim` is the share of liars\n"]
-    lines += ["| `faults` | `gather` | accuracy % | local steps |", "|---|---|---|---|"]
+    lines += ["\n**lies about numbers**, FedVeca, by label; `aggregate_trim` is the share of liars\n"]
+    lines += ["| `faults` | `aggregate` | accuracy % | local steps |", "|---|---|---|---|"]
     for name in (name for name in results if name.startswith("lie/")):
         _, _, rule, fault = name.split("/")
         steps = statistics.fmean(results[name]["steps"])
@@ -139,7 +139,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for axis, kind in zip(axes[0], KINDS, strict=True):
             axis.set_title(WORDS[kind], fontsize=10)
         axes[1][1].set_xlabel("bad clients (%)")
-        axes[0][0].legend(loc="lower left", title="gather=", fontsize=8)
+        axes[0][0].legend(loc="lower left", title="aggregate=", fontsize=8)
         axes[1][0].plot([], [], "-", color="#888888", label="data by label")
         axes[1][0].plot([], [], ":", color="#888888", label="data alike")
         handles, labels = axes[1][0].get_legend_handles_labels()

@@ -21,12 +21,12 @@ from scale_chart import draw
 from scipy.optimize import nnls
 
 from fedveca.algorithms import Algorithm, FedAvg, FedVeca, Scaffold
-from fedveca.cohorts.local.cohort import Local
-from fedveca.cohorts.local.threads import Team
-from fedveca.cohorts.random import sample
+from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.cohorts.random import sample_clients
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import environment
+from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares, partition
@@ -104,17 +104,17 @@ def known(clients: int) -> dict:
     """1,000 clients in flight of ever more known, a row each: what those who are not asked cost."""
     x, y, shares = even(clients, 1, 60)
     problem = SquaredSvm(60)
-    cohort = Local(FedVeca(0.01), problem, x, y, shares, batch=BATCH)
+    cohort = LocalCohort(FedVeca(0.01), problem, x, y, shares, batch=BATCH)
     algorithm = FedVeca(0.01)
     state = algorithm.init(problem.init(), torch.full((clients,), 10))
 
     def whole() -> None:
-        ids = sample(0, 1, clients, min(1000, clients))
+        ids = sample_clients(0, 1, clients, min(1000, clients))
         who, report = cohort(1, algorithm.order(state), ids, state.tau[ids])
         p = cohort.sizes[who].double() / cohort.sizes[who].sum()
         algorithm.update(state._replace(k=torch.tensor(1)), who, p, report)
 
-    total, draw_s = least(whole, lambda: sample(0, 1, clients, min(1000, clients)))
+    total, draw_s = least(whole, lambda: sample_clients(0, 1, clients, min(1000, clients)))
     return {"clients": clients, "round": total, "sample": draw_s, "peak_mb": peak()}
 
 
@@ -128,7 +128,7 @@ def flight(_: int) -> list[dict]:
         mine = [(n, tau) for n, tau, f in points if f == features]
         x, y, shares = even(10_000 if features == 60 else 1000, 20, features)
         problem = SquaredSvm(features)
-        cohort = Local(FedAvg(0.01), problem, x, y, shares, batch=BATCH, loss=False)
+        cohort = LocalCohort(FedAvg(0.01), problem, x, y, shares, batch=BATCH, loss=False)
         calls = [round_of(cohort, FedAvg(0.01), problem.init(), torch.arange(n), tau) for n, tau in mine]
         for (n, tau), times in zip(mine, least(*calls), strict=True):
             out.append({"n": n, "tau": tau, "P": features, "steps": n * tau} | times)
@@ -141,7 +141,7 @@ def thousand_cnns(method: str) -> dict:
     x = torch.randint(0, 256, (20_000, 1, 28, 28), dtype=torch.uint8, generator=generator)
     y = torch.arange(20_000) % 10
     problem, algorithm = model("cnn", (1, 28, 28), 10), {"fedveca": FedVeca(0.01), "scaffold": Scaffold(0.01)}[method]
-    cohort = Local(algorithm, problem, x, y, partition("case1", y, 10, 1000), batch=BATCH, pixels="unit")
+    cohort = LocalCohort(algorithm, problem, x, y, partition("case1", y, 10, 1000), batch=BATCH, pixels="unit")
     began = time.perf_counter()
     round_of(cohort, algorithm, problem.init(), torch.arange(1000), 2)()
     return {"method": method, "P": problem.size, "seconds": time.perf_counter() - began, "peak_mb": peak()}
@@ -149,13 +149,15 @@ def thousand_cnns(method: str) -> dict:
 
 def overhead(features: int) -> list[dict]:
     """Rounds of one step of one client a worker: what Ray costs beside the work, over workers and parameters."""
-    from fedveca.cohorts.ray.cohort import Ray
+    from fedveca.cohorts.ray.cohort import RayCohort
 
     out = []
     for workers in (1, 2, 4, 8):
         x, y, shares = even(workers, 2, features)
-        cohort = Ray(FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, loss=False)
-        alone = Local(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
+        cohort = RayCohort(
+            FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, loss=False
+        )
+        alone = LocalCohort(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
         w, ids = torch.zeros(features), torch.arange(workers)
         calls = [round_of(c, FedAvg(0.01), w, ids, 1) for c in (cohort, alone)]
         ours, local = least(*calls, turns=100)
@@ -169,9 +171,9 @@ def engines(job: str) -> list[dict]:
     words = {"data": "synthetic", "partition": "writer", "clients": 10_000, "participation": 0.1, "batch": BATCH}
     words |= {"model": "svm", "tau_0": 10} if job == "svm" else {"model": "mlp", "hidden": 256, "tau_0": 20}
     here = build(Experiment(**words))
-    ids, out = sample(0, 1, 10_000, 1000), []
+    ids, out = sample_clients(0, 1, 10_000, 1000), []
     one, all_ = here.cohort, build(Experiment(**words)).cohort
-    one.team = Team(1)
+    one.team = ThreadPool(1)
     for workers in (1, 2):
         ray = build(Experiment(**words, engine="ray", workers=workers)).cohort
         mine = one if workers == 1 else all_
@@ -227,7 +229,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     args = parser.parse_args()
     result = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    result["environment"] = environment("cpu")
+    result["environment"] = describe_environment("cpu")
     for name in args.parts.split(","):
         work, jobs = PARTS[name]
         with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:

@@ -4,7 +4,7 @@ import torch
 from jobs import LR, Stopwatch, arguments, load
 
 from fedveca.algorithms import FedAvg, FedVeca
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import prepare
 from fedveca.tasks.models import model
@@ -28,7 +28,7 @@ def main() -> None:
     algorithm = {"fedveca": FedVeca(LR), "probe": Probed(LR)}.get(given.method, FedAvg(LR))
     n = len(y) // job.clients
     shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
-    cohort = Local(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", loss=False)
+    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", loss=False)
     tau = torch.full((job.clients,), job.steps)
 
     class Fixed:

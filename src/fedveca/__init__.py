@@ -14,7 +14,7 @@ from fedveca.version import __version__
 if TYPE_CHECKING:
     import fedveca.testing as testing
     from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-    from fedveca.cohorts.local.cohort import Local
+    from fedveca.cohorts.local.cohort import LocalCohort
     from fedveca.deploy.node import answer
     from fedveca.deploy.server import serve
     from fedveca.runs.build import build
@@ -32,7 +32,7 @@ _HOMES = {
     "FedProx": "algorithms",
     "FedVeca": "algorithms",
     "Scaffold": "algorithms",
-    "Local": "cohorts.local.cohort",
+    "LocalCohort": "cohorts.local.cohort",
     "compare": "runs.compare",
     "Experiment": "runs.experiment",
     "build": "runs.build",
@@ -57,7 +57,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedVeca",
-    "Local",
+    "LocalCohort",
     "Run",
     "Scaffold",
     "__version__",

@@ -13,7 +13,7 @@ import pytest
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
-from fedveca.views.report.report import gather, write
+from fedveca.views.report.report import find_runs, write
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method, seed in (("fedveca", 0), ("fedveca", 1), ("fedavg", 0)):
         run(Experiment(method=method, seed=seed, model="svm", rounds=8, batch=16), folder / f"{method}-seed{seed}")
-    write(gather([folder])[0], folder / "report.html")
+    write(find_runs([folder])[0], folder / "report.html")
     return folder / "report.html"
 
 
@@ -169,7 +169,7 @@ def test_words_from_a_folder_stay_words(report: Path, tmp_path: Path, opened: Op
     evil = "</script><script>window.taken=1</script><img src=x onerror=window.taken=1>"
     folder = tmp_path / "<img src=x onerror=window.taken=1>"
     shutil.copytree(report.parent / "fedveca-seed0", folder)
-    settings = Experiment(model=f"own:{evil}\"'", data_dir=evil, rounds=8)
+    settings = Experiment(model=f"custom:{evil}\"'", data_dir=evil, rounds=8)
     (folder / "experiment.toml").write_text(settings.toml())
     lines = [line | {f"test_{evil}": 0.5, "test_<b>bold</b>%{x}": 0.1} for line in Run.open(folder).rounds]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

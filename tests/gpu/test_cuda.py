@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.run import run
@@ -34,7 +34,7 @@ def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypat
     problem = model(name, (3, 16, 16), 10)
     seen = {}
     for device in ("cpu", "cuda"):
-        cohort = Local(algorithm, problem, x, y, shares, batch=20, pixels=pixels, device=device, probe=100)
+        cohort = LocalCohort(algorithm, problem, x, y, shares, batch=20, pixels=pixels, device=device, probe=100)
         states = list(federate(algorithm, cohort, algorithm.init(problem.init().to(device), tau), 3))
         seen[device] = states[-1][0].w.cpu(), [trace["tau"].tolist() for _, trace in states]
     assert seen["cpu"][1] == seen["cuda"][1]

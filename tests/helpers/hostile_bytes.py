@@ -28,13 +28,13 @@ from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import load
 
-from fedveca.cohorts.client_memory import Memory
+from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.messages import answer_of, check_settings, number, vector
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.node_process import own_rows, work
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import ROWS, mark, restore, sealed, store
-from fedveca.runs.experiment import FIELDS, Experiment, parse, preset
+from fedveca.runs.checkpoint import ROWS, identify_run, load_checkpoint, save_checkpoint, seal
+from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, preset
 from fedveca.runs.folder import FORMER, LAST, Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets import download as fetch
@@ -132,7 +132,7 @@ def a_run(method: str = "scaffold") -> tuple[dict[str, bytes], Built, str]:
         run(e, Path(folder) / "run", device="cpu")
         files = {path.name: path.read_bytes() for path in (Path(folder) / "run").iterdir()}
     built = build(e)
-    return files, built, mark(e, built)
+    return files, built, identify_run(e, built)
 
 
 def folders() -> st.SearchStrategy[dict[str, bytes]]:
@@ -211,7 +211,7 @@ def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
         if draw(st.booleans()):
             four = st.lists(st.floats() | st.integers(-3, 4), min_size=4, max_size=4)
             named["numbers"] = torch.tensor(draw(four), dtype=torch.float64)
-        return sealed(named, belongs if draw(st.integers(0, 9)) else "other", draw(st.sampled_from("2223")))
+        return seal(named, belongs if draw(st.integers(0, 9)) else "other", draw(st.sampled_from("2223")))
 
     big = struct.pack("<Q", 2**60) + b"{}"
     return st.tuples(st.just(False), hurt(*[files[LAST]] * 3, big)) | st.tuples(st.just(True), forged())
@@ -308,14 +308,14 @@ def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
     (folder / LAST).write_bytes(case[1])
     (folder / ROWS).write_bytes(files[ROWS])
     (folder / FORMER).unlink(missing_ok=True)
-    assert isinstance(built.cohort, Local)
-    built.cohort.memory = memory = Memory(5)
-    course, said = restore(folder, built, belongs, "cpu")
+    assert isinstance(built.cohort, LocalCohort)
+    built.cohort.memory = memory = ClientMemory(5)
+    course, said = load_checkpoint(folder, built, belongs, "cpu")
     assert case[0] or case[1] == files[LAST]
     assert said == ""
     assert memory.blank().keys() <= {"c"}
     assert 0 <= course.kept_round <= course.round
-    store(folder, course, memory, belongs)
+    save_checkpoint(folder, course, memory, belongs)
 
 
 @st.composite
@@ -429,7 +429,7 @@ REQUEST = save(
 )
 READERS = {
     "presets (TOML)": Reader(presets, read_preset),
-    "key=value": Reader(words, lambda case, folder: Experiment(**parse(case)) and None),
+    "key=value": Reader(words, lambda case, folder: Experiment(**parse_settings(case)) and None),
     "run folders": Reader(folders, lambda case, folder: read_folder(case, folder) and None),
     "run folders, reported": Reader(folders, read_report),
     "run folders, on the board": Reader(folders, read_board, refuses=False),

@@ -23,8 +23,8 @@ from fedveca.cli import main
 from fedveca.runs import lock
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.interrupt import CutOff
-from fedveca.runs.lock import InUse, held
+from fedveca.runs.interrupt import FolderUnwritable
+from fedveca.runs.lock import InUse, lock_folder
 from fedveca.runs.run import resume, run
 
 Capture = pytest.CaptureFixture[str]
@@ -88,7 +88,9 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, capsys: Captu
         subprocess.run(["mount", "--bind", disk, disk], check=True)
         mount("ro,bind", disk)
 
-    with pytest.raises(CutOff, match="cannot be written: Read-only file system; all up to its last checkpoint"):
+    with pytest.raises(
+        FolderUnwritable, match="cannot be written: Read-only file system; all up to its last checkpoint"
+    ):
         run(e, folder, device="cpu", watch=at(4, freeze))
     assert (folder / "checkpoint.safetensors").read_bytes() == kept[0]
     assert main(["run", "--resume", str(folder)]) == 2
@@ -107,7 +109,9 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     size = (tmp_path / "whole" / "rounds.jsonl").stat().st_size
     with (
         files_of_at_most(size // 2),
-        pytest.raises(CutOff, match="cannot be written: File too large; all up to its last checkpoint is whole"),
+        pytest.raises(
+            FolderUnwritable, match="cannot be written: File too large; all up to its last checkpoint is whole"
+        ),
     ):
         run(e, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == size // 2  # in the middle of a line
@@ -155,7 +159,9 @@ def test_a_memory_that_may_not_grow(tmp_path: Path) -> None:
     assert all(path.stat().st_size < size // 2 for path in (tmp_path / "whole").iterdir() if path.suffix != ".rows")
     with (
         files_of_at_most(size // 2),
-        pytest.raises(CutOff, match="cannot be written: File too large; all up to its last checkpoint is whole"),
+        pytest.raises(
+            FolderUnwritable, match="cannot be written: File too large; all up to its last checkpoint is whole"
+        ),
     ):
         run(e, folder, device="cpu")
     assert 0 < len(Run.open(folder).rounds) < 8
@@ -166,7 +172,9 @@ def test_a_memory_that_may_not_grow(tmp_path: Path) -> None:
 def test_a_memory_that_is_cut_short(tmp_path: Path) -> None:
     """By someone else, while the run goes on: what cannot be read is reported as what cannot be written."""
     folder = tmp_path / "run"
-    with pytest.raises(CutOff, match=r"the file of the clients' memory ends too early; all up to its last checkpoint"):
+    with pytest.raises(
+        FolderUnwritable, match=r"the file of the clients' memory ends too early; all up to its last checkpoint"
+    ):
         run(Experiment(**MEMORY), folder, device="cpu", watch=at(3, lambda: os.truncate(folder / "memory.rows", 9)))
 
 
@@ -237,18 +245,18 @@ def test_two_that_compare_into_one_folder(tmp_path: Path, programs: Zygote) -> N
 
 
 def test_the_lock_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with held(tmp_path):
-        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), held(tmp_path):
+    with lock_folder(tmp_path):
+        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), lock_folder(tmp_path):
             pass
-        with held(tmp_path / "other", made=True):
+        with lock_folder(tmp_path / "other", made=True):
             assert (tmp_path / "other" / ".lock").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
-    with held(tmp_path):  # free again
+    with lock_folder(tmp_path):  # free again
         pass
 
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(ValueError, match="cannot be written: Too many levels of symbolic links"), held(tmp_path):
+    with pytest.raises(ValueError, match="cannot be written: Too many levels of symbolic links"), lock_folder(tmp_path):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
     (tmp_path / ".lock").unlink()
@@ -257,7 +265,7 @@ def test_the_lock_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with held(tmp_path):  # a file system without locks
+    with lock_folder(tmp_path):  # a file system without locks
         pass
     assert lock.NAME not in os.listdir(tmp_path)
 
@@ -273,7 +281,7 @@ def test_a_lock_taken_away_while_one_waits_is_taken_anew(tmp_path: Path, monkeyp
         real(handle, what)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
-        with pytest.raises(InUse), held(tmp_path):
+        with pytest.raises(InUse), lock_folder(tmp_path):
             pass

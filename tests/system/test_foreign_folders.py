@@ -16,10 +16,10 @@ from safetensors.torch import load
 from same_runs import same
 
 from fedveca.cli import main
-from fedveca.cohorts.client_memory import Ledger
-from fedveca.cohorts.client_store import Damaged, Shelf
+from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.client_store import ClientStore, Damaged
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import ROWS, mark, sealed
+from fedveca.runs.checkpoint import ROWS, identify_run, seal
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import FORMER, LAST, Run
 from fedveca.runs.run import resume, run
@@ -148,14 +148,14 @@ def test_a_shelf_of_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(MINE)
     for link in (symbolic, hard):
         link(tmp_path / ROWS, tmp_path / "victim")
-        shelf = Shelf(4, 3, tmp_path / ROWS)
+        shelf = ClientStore(4, 3, tmp_path / ROWS)
         shelf.write(torch.tensor([2, 0]), torch.rand(2, 3))
         saved = shelf.save()
         (tmp_path / ROWS).rename(tmp_path / "real")
         for again, why in ((symbolic, "symbolic links"), (hard, "second name")):
             again(tmp_path / ROWS, tmp_path / "real")
             with pytest.raises(Damaged, match=why):
-                Shelf.load(4, tmp_path / ROWS, saved)
+                ClientStore.load(4, tmp_path / ROWS, saved)
             (tmp_path / ROWS).unlink()
         (tmp_path / "real").unlink()
     assert (tmp_path / "victim").read_bytes() == MINE
@@ -245,7 +245,7 @@ def forge(folder: Path, **tensors: torch.Tensor) -> None:
     """The run's own checkpoint with other tensors in it, and with a right sum."""
     e = Run.open(folder).experiment
     named = load((folder / LAST).read_bytes()) | {name.replace("__", "."): v for name, v in tensors.items()}
-    (folder / LAST).write_bytes(sealed(named, mark(e, build(e))))
+    (folder / LAST).write_bytes(seal(named, identify_run(e, build(e))))
 
 
 def rejected(folder: Path, capsys: Capture) -> str:
@@ -293,7 +293,7 @@ def test_a_memory_of_other_kinds_of_numbers(made: Path, tmp_path: Path, capsys: 
     for width in (torch.tensor(torch.inf), torch.tensor(torch.nan), torch.tensor([64, 64])):
         forge(tmp_path / "run", memory__width=width)
         assert f"{ROWS} does not fit its checkpoint; {FORMER} is missing" in rejected(tmp_path / "run", capsys)
-    ledger = Ledger(3)
+    ledger = NodeLedger(3)
     for rounds, token in (
         (torch.zeros(3), torch.tensor(5)),
         (torch.zeros(2).long(), torch.tensor(5)),

@@ -207,16 +207,16 @@ DAMAGES: dict[str, Damage] = {
     "partition.json: tables": partition(clients={"0": 0}, sizes={"0": 0}),
     "partition.json: 50,000 labels": partition(labels=[[1] * 50_000] * 3),
     "partition.json: 5 million labels": partition(labels=[[1] * 5_000_000] * 3),
-    "partition: {0}": setting("partition", "own:{0}"),
-    "partition: {nope}": setting("partition", "own:{nope}"),
-    "partition: {": setting("partition", "own:{"),
-    "partition: 3 GB of blanks": setting("partition", "own:{clients:>3000000000}"),
-    "partition: a class": setting("partition", "own:{method.__class__.__mro__}"),
+    "partition: {0}": setting("partition", "custom:{0}"),
+    "partition: {nope}": setting("partition", "custom:{nope}"),
+    "partition: {": setting("partition", "custom:{"),
+    "partition: 3 GB of blanks": setting("partition", "custom:{clients:>3000000000}"),
+    "partition: a class": setting("partition", "custom:{method.__class__.__mro__}"),
     "clients and rounds: the most": both(setting("clients", 2**31 - 1), setting("rounds", 2**31 - 1)),
     "clients: negative": setting("clients", -1),
     "clients: 30 digits": setting("clients", 10**30),
-    "method: formulas and control characters": setting("method", "own:$\\frac{\\frac{$ \x1b[2J\x00 {0} %s"),
-    "method: a long name": setting("method", "own:" + "x" * 100_000),
+    "method: formulas and control characters": setting("method", "custom:$\\frac{\\frac{$ \x1b[2J\x00 {0} %s"),
+    "method: a long name": setting("method", "custom:" + "x" * 100_000),
     "model: control characters": setting("model", "a:\x1b]0;evil\x07\n" + "y" * 10_000),
     "lines: without ids": without("ids"),
     "lines: without tau": without("tau"),
@@ -327,11 +327,11 @@ def test_a_report_names_no_word_of_a_file_outside_the_folder(name: str, good: Pa
 def test_the_name_of_a_partition_is_no_template(word: str, good: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(good, folder)
-    setting("partition", f"own:{word}")(folder)
+    setting("partition", f"custom:{word}")(folder)
     assert main(["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
     text = unescape((tmp_path / "r.html").read_text("utf-8"))
-    assert f"3 clients, own:{word}: FedVeca" in text
-    assert f"3 clients; partition=own:{word}." in text
+    assert f"3 clients, custom:{word}: FedVeca" in text
+    assert f"3 clients; partition=custom:{word}." in text
 
 
 def test_runs_are_found_in_folders_of_any_depth(good: Path, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_runs_are_found_in_folders_of_any_depth(good: Path, tmp_path: Path) -> N
             os.mkdir(deep[-1] / "d")
             deep.append(deep[-1] / "d")
         (tmp_path / "a" / "link").symlink_to(good.parent)
-        found, passed = report.gather([tmp_path / "a"])
+        found, passed = report.find_runs([tmp_path / "a"])
     finally:
         for path in reversed(deep[1:]):
             path.rmdir()

@@ -27,7 +27,7 @@ from ray.cluster_utils import Cluster
 
 from fedveca.algorithms import FedAvg
 from fedveca.cli import main
-from fedveca.cohorts.ray.cohort import Ray, connect
+from fedveca.cohorts.ray.cohort import RayCohort, connect
 from fedveca.cohorts.ray.worker import Sum, Worker, added, dealt
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -98,13 +98,13 @@ def test_what_the_cluster_cannot_give_is_refused() -> None:
         build(replace(WIDE, worker_gpus=0.5))
     missing = partial(model, "not_there:make", (2,), 2)
     with pytest.raises(ValueError, match=r"could not be started: .*model=not_there:make cannot be imported"):
-        Ray(FedAvg(0.1), missing, torch.ones(4, 2), torch.zeros(4, dtype=torch.int64), TWO, workers=1, batch=1)
+        RayCohort(FedAvg(0.1), missing, torch.ones(4, 2), torch.zeros(4, dtype=torch.int64), TWO, workers=1, batch=1)
 
 
 class Blow:
     """Kills a worker's process while a round goes on: it is stopped first, so that it cannot answer before."""
 
-    def __init__(self, cohort: Ray, j: int) -> None:
+    def __init__(self, cohort: RayCohort, j: int) -> None:
         self.pid = ray.get(cohort.workers[j].about.remote())["pid"]
         self.thread = threading.Thread(target=self._strike)
         self.thread.start()
@@ -120,7 +120,7 @@ def struck(e: Experiment, blows: dict[int, int], tau: int) -> tuple[list[Tensor]
     """w of each round of `tau` steps, all that clients remember, and workers lost; worker blows[k] dies in round k."""
     built = build(e)
     cohort, state = built.cohort, built.state._replace(tau=torch.full_like(built.state.tau, tau))
-    assert isinstance(cohort, Ray)
+    assert isinstance(cohort, RayCohort)
     ws = []
     for k in range(5):
         blow = Blow(cohort, blows[k]) if k in blows else None
@@ -181,7 +181,7 @@ def test_two_nodes_and_one_lost() -> None:
         want, tau, _ = went(replace(e, engine="local"))
         built = build(e)
         cohort, seen = built.cohort, []
-        assert isinstance(cohort, Ray)
+        assert isinstance(cohort, RayCohort)
         node = lambda worker: ray.get_runtime_context().get_node_id()  # noqa: E731 (a lambda travels by value)
         nodes = ray.get([worker.__ray_call__.remote(node) for worker in cohort.workers])
         assert len(set(nodes)) == 2

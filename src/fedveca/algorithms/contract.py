@@ -25,7 +25,7 @@ class Norms(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Clients -> server, already gathered: vectors as means only, numbers one by one."""
+    """Clients -> server, already aggregated: vectors as means only, numbers one by one."""
 
     mean: Named  # [P] each: sum_i p_i v_i over the n clients that answered
     each: Named  # [n] each: one number a client (tau, loss, beta, spread)
@@ -35,7 +35,7 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 
-class Model(NamedTuple):
+class ServerState(NamedTuple):
     """The least a server carries."""
 
     w: Tensor  # [P] w_k
@@ -58,7 +58,7 @@ class Algorithm(Protocol):
     # server
 
     def init(self, w: Tensor, tau: Tensor) -> Any:
-        return Model(w, tau)
+        return ServerState(w, tau)
 
     def order(self, state: Any) -> Order:
         return Order(state.w, {})

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, ServerState
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FedAvg(Algorithm):
 
     lr: float
 
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return state._replace(w=state.w - self.lr * report.mean["G"]), {}  # (5)
 
     def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:

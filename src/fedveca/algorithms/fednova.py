@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, ServerState
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FedNova(Algorithm):
 
     lr: float
 
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         tau_k = float(p @ report.each["tau"])  # the arithmetic mean: dividing once more is a common error
         return state._replace(w=state.w - self.lr * tau_k * report.mean["G"]), {}  # (6)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Model, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, ServerState
 from fedveca.algorithms.fedavg import FedAvg
 
 
@@ -19,7 +19,7 @@ class FedProx(Algorithm):
     lr: float
     mu: float = 0.1
 
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return FedAvg(self.lr).update(state, ids, p, report)
 
     def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:

@@ -28,7 +28,7 @@ def smoothness(k: Tensor, w: Tensor, w_last: Tensor, grad: Tensor, grad_last: Te
     return torch.maximum(L, now) if torch.isfinite(now) else L  # A1.21; 0/0 after a rejected round
 
 
-class Vectorized(NamedTuple):
+class FedVecaState(NamedTuple):
     w: Tensor  # [P] w_k
     tau: Tensor  # [N] tau_(k,i)
     k: Tensor  # [] int64: rounds done
@@ -56,11 +56,11 @@ class FedVeca(Algorithm):
     needs_gradient: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
-    def init(self, w: Tensor, tau: Tensor) -> Vectorized:
+    def init(self, w: Tensor, tau: Tensor) -> FedVecaState:
         zero = torch.zeros((), dtype=torch.float64)
-        return Vectorized(w, tau, torch.zeros((), dtype=torch.int64), w, torch.zeros_like(w), zero)
+        return FedVecaState(w, tau, torch.zeros((), dtype=torch.int64), w, torch.zeros_like(w), zero)
 
-    def update(self, state: Vectorized, ids: Tensor, p: Tensor, report: Report) -> tuple[Vectorized, Named]:
+    def update(self, state: FedVecaState, ids: Tensor, p: Tensor, report: Report) -> tuple[FedVecaState, Named]:
         grad = report.mean["grad"]  # (9) grad F(w_k)
         tau_k = float(p @ report.each["tau"])  # (6)
         w = state.w - self.lr * tau_k * report.mean["G"]  # (6)
@@ -74,7 +74,7 @@ class FedVeca(Algorithm):
             seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
         L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
-        return Vectorized(w, tau, state.k + 1, state.w, grad, L), seen
+        return FedVecaState(w, tau, state.k + 1, state.w, grad, L), seen
 
     def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
         zero = torch.zeros_like(g0[..., :1])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 
 
-class Corrected(NamedTuple):
+class ScaffoldState(NamedTuple):
     w: Tensor  # [P] w_k
     tau: Tensor  # [N] local steps of each client
     c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
@@ -23,13 +23,13 @@ class Scaffold(Algorithm):
 
     lr: float
 
-    def init(self, w: Tensor, tau: Tensor) -> Corrected:
-        return Corrected(w, tau, torch.zeros_like(w))
+    def init(self, w: Tensor, tau: Tensor) -> ScaffoldState:
+        return ScaffoldState(w, tau, torch.zeros_like(w))
 
-    def order(self, state: Corrected) -> Order:
+    def order(self, state: ScaffoldState) -> Order:
         return Order(state.w, {"c": state.c})
 
-    def update(self, state: Corrected, ids: Tensor, p: Tensor, report: Report) -> tuple[Corrected, Named]:
+    def update(self, state: ScaffoldState, ids: Tensor, p: Tensor, report: Report) -> tuple[ScaffoldState, Named]:
         w = state.w - self.lr * report.mean["G"]
         c = state.c + report.mass * report.mean["dc"]  # the absent keep their c_i
         return state._replace(w=w, c=c), {}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from fedveca.cli import board, deploy, experiments, inspect, show
-from fedveca.runs.interrupt import CutOff, Stopped, ran_out, terminable
+from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
 from fedveca.version import __version__
 
 LONGEST = 4000  # characters of a sentence
@@ -27,17 +27,17 @@ def main(argv: list[str] | None = None) -> int:
     if rest:
         args.words += rest  # settings may stand on both sides of an --option
     try:
-        with terminable():
+        with terminate_as_interrupt():
             code: int = args.command(args)
         return code
     except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
-        if ran_out(error) or ran_out(error.__cause__):
+        if is_out_of_memory(error) or is_out_of_memory(error.__cause__):
             print(f"fedveca: {SHORT_OF_MEMORY}", file=sys.stderr)
             return 1
         if not isinstance(error, ValueError | OSError):
             raise
         print(f"fedveca: {_sentence(error)}", file=sys.stderr)
-        return 1 if isinstance(error, CutOff) else 2
+        return 1 if isinstance(error, FolderUnwritable) else 2
     except KeyboardInterrupt as error:
         print(f"fedveca: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
         if argv is None and not isinstance(error, Stopped):

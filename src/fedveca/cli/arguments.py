@@ -32,12 +32,12 @@ def says(sub: argparse.ArgumentParser) -> None:
 
 def experiment_of(words: list[str]) -> tuple[str, Any]:
     """The preset's name, and it with the settings."""
-    from fedveca.runs.experiment import Experiment, parse, preset, reject_own
+    from fedveca.runs.experiment import Experiment, parse_settings, preset, reject_custom
 
     named = words[0] if words and "=" not in words[0] else "digits-case3"
     settings = words[1:] if words and "=" not in words[0] else words
-    table = preset(named) | parse(settings)
-    reject_own(table)
+    table = preset(named) | parse_settings(settings)
+    reject_custom(table)
     return Path(named).stem, Experiment(**table)
 
 

@@ -40,14 +40,14 @@ def add(command: Command) -> None:
 
 
 def _local(args: argparse.Namespace) -> int:
-    from fedveca.deploy.local import local
+    from fedveca.deploy.local import run_locally
     from fedveca.deploy.superlink import Failed
-    from fedveca.runs.experiment import parse
+    from fedveca.runs.experiment import parse_settings
     from fedveca.runs.folder import Run
     from fedveca.views.terminal.screen import Screen
 
     if args.resume:
-        settings = parse(args.words)
+        settings = parse_settings(args.words)
         if args.out or args.nodes or set(settings) - {"rounds"}:
             raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
         former, out = Run.open(args.resume), args.resume
@@ -60,7 +60,7 @@ def _local(args: argparse.Namespace) -> int:
         out = out_of(args.out, f"{name}-{experiment.method}-flower")
     with Screen(args.quiet) as screen:
         try:
-            done = local(experiment, out, watch=screen.run(experiment), say=screen.note, again=bool(args.resume))
+            done = run_locally(experiment, out, watch=screen.run(experiment), say=screen.note, again=bool(args.resume))
         except Failed as error:
             screen.warn(f"fedveca: {error}")
             return 1

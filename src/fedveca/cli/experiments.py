@@ -45,7 +45,7 @@ def add(command: Command) -> None:
 def _run(args: argparse.Namespace) -> int:
     from fedveca.runs.resources import discard_unbegun
     from fedveca.runs.run import run
-    from fedveca.tasks.datasets.download import silent
+    from fedveca.tasks.datasets.download import do_nothing
     from fedveca.views.terminal.screen import Screen
 
     if args.resume:
@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
     name, experiment = experiment_of(args.words)
     out = out_of(args.out, f"{name}-{experiment.method}")
     with Screen(args.quiet or args.json) as screen, discard_unbegun(out):
-        say = silent if args.quiet or args.json else None
+        say = do_nothing if args.quiet or args.json else None
         done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
         screen.summary(done)
     tell(args, {"folder": str(done.folder), "summary": done.summary})
@@ -63,12 +63,12 @@ def _run(args: argparse.Namespace) -> int:
 def _resume(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from fedveca.runs.experiment import parse
+    from fedveca.runs.experiment import parse_settings
     from fedveca.runs.folder import Run
     from fedveca.runs.run import resume
     from fedveca.views.terminal.screen import Screen
 
-    settings = parse(args.words)
+    settings = parse_settings(args.words)
     if args.out is not None or set(settings) - {"rounds", "data_dir"}:
         raise ValueError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
     experiment = replace(Run.open(args.resume).experiment, **settings)
@@ -84,8 +84,8 @@ def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from fedveca.runs.compare import compare, table
-    from fedveca.runs.experiment import TABLE_I, reject_own
-    from fedveca.tasks.datasets.download import silent
+    from fedveca.runs.experiment import TABLE_I, reject_custom
+    from fedveca.tasks.datasets.download import do_nothing
     from fedveca.views.figures.curves import curves
     from fedveca.views.report.report import write
     from fedveca.views.terminal.screen import Screen
@@ -94,7 +94,7 @@ def _compare(args: argparse.Namespace) -> int:
     name, experiment = experiment_of(args.words)
     methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
     for method in methods:
-        reject_own({"method": method})
+        reject_custom({"method": method})
         replace(experiment, method=method)  # refuses what is not known
     out = out_of(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json) as screen:
@@ -107,7 +107,7 @@ def _compare(args: argparse.Namespace) -> int:
             workers=args.workers,
             started=screen.run,
             ended=screen.ended if args.workers > 1 else None,
-            say=silent if args.quiet or args.json else None,
+            say=do_nothing if args.quiet or args.json else None,
         )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
@@ -121,16 +121,16 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from fedveca.runs.folder import refuse
+    from fedveca.runs.folder import require_free
     from fedveca.runs.reproduce import TASKS, reproduce, studies
-    from fedveca.runs.run import resolve
+    from fedveca.runs.run import resolve_device
     from fedveca.views.terminal.screen import Screen
 
     check_counts(args)
     tasks = tuple(args.tasks.split(",")) if args.tasks else TASKS
     wanted = studies(args.what, tasks)
-    resolve(args.device)
-    refuse(args.out)
+    resolve_device(args.device)
+    require_free(args.out)
     with Screen(args.quiet or args.json) as screen:
         runs = reproduce(
             args.what,

@@ -30,25 +30,29 @@ def _takes_runs(sub: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import shown
-    from fedveca.views.report.report import gather, write
+    from fedveca.runs.experiment import printable
+    from fedveca.views.report.report import find_runs, write
 
-    runs, passed = gather(args.runs)
+    runs, passed = find_runs(args.runs)
     for sentence in passed:
         print(sentence, file=sys.stderr)
     made = write(runs, args.out)
-    tell(args, made, f"report: {shown(str(args.out), 4096)} ({made['runs']} runs, {made['bytes'] / 1e6:.1f} MB)")
+    tell(args, made, f"report: {printable(str(args.out), 4096)} ({made['runs']} runs, {made['bytes'] / 1e6:.1f} MB)")
     return 0
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import shown
+    from fedveca.runs.experiment import printable
     from fedveca.views.figures.run import draw
-    from fedveca.views.report.report import gather
+    from fedveca.views.report.report import find_runs
 
-    runs, passed = gather(args.runs)
+    runs, passed = find_runs(args.runs)
     for sentence in passed:
         print(sentence, file=sys.stderr)
     draw(args.what, runs, args.out)
-    tell(args, {"figure": str(args.out), "what": args.what, "runs": len(runs)}, f"figure: {shown(str(args.out), 4096)}")
+    tell(
+        args,
+        {"figure": str(args.out), "what": args.what, "runs": len(runs)},
+        f"figure: {printable(str(args.out), 4096)}",
+    )
     return 0

@@ -1,7 +1,7 @@
 """How the clients' vectors become one: their mean, or a rule that a share of bad clients cannot carry away.
 
-A gatherer lives for one round. `part` takes some clients side by side and may run in any thread, `add` takes the
-parts in a fixed order, `close` gives the gathered vectors. A server that hears its clients one by one calls
+A aggregator lives for one round. `part` takes some clients side by side and may run in any thread, `add` takes the
+parts in a fixed order, `close` gives the aggregated vectors. A server that hears its clients one by one calls
 `add(part(weight[None], {name: v[None], ...}))` for each.
 
 mean holds one sum a vector and clip a few: O(P), however many clients there are. trimmed and median need the
@@ -32,16 +32,16 @@ class Piece(NamedTuple):
     weight: Tensor  # [n] D_i; 0 for a client that is not well
     vectors: Named  # [P] sums, or [n, P] side by side
     norms: Named = {}  # noqa: RUF012  [n] each, and
-    levels: dict[str, dict[int, Tensor]] = {}  # noqa: RUF012  [2, P] sums by level of norm: gather=clip
+    levels: dict[str, dict[int, Tensor]] = {}  # noqa: RUF012  [2, P] sums by level of norm: aggregate=clip
 
 
-class Gatherer(Protocol):
+class Aggregator(Protocol):
     def part(self, weight: Tensor, vectors: Named) -> Piece: ...
 
     def add(self, piece: Piece) -> None: ...
 
     def close(self, mass: float) -> Named:
-        """[P] each: the gathered vectors; mass is the sum of the weights."""
+        """[P] each: the aggregated vectors; mass is the sum of the weights."""
         ...
 
     def numbers(self, each: Named) -> Named:
@@ -52,10 +52,10 @@ class Gatherer(Protocol):
         ...
 
 
-Gather = Callable[[], Gatherer]
+AggregationRule = Callable[[], Aggregator]
 
 
-def gather(rule: str, clip: float = 0.0, trim: float = 0.2) -> Gather:
+def aggregation_rule(rule: str, clip: float = 0.0, trim: float = 0.2) -> AggregationRule:
     """The rule by its name; `clip` is a fixed norm (0: the round's median), `trim` the share distrusted at each end."""
     if rule == "mean":
         return Mean

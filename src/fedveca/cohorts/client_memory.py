@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
-from fedveca.cohorts.client_store import NOWHERE, Damaged, Shelf
+from fedveca.cohorts.client_store import NOWHERE, ClientStore, Damaged
 
 LIMIT = 2**30  # bytes in RAM
 
 
-class Kept(Protocol):
+class PersistentMemory(Protocol):
     """What a checkpoint needs of a cohort's memory."""
 
     home: Path | None
@@ -26,7 +26,7 @@ class Kept(Protocol):
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None: ...
 
 
-class Memory:
+class ClientMemory:
     """First come, first in RAM: clients are drawn at random, so none is likelier than another to be needed next."""
 
     def __init__(self, clients: int, limit: int = LIMIT) -> None:
@@ -37,7 +37,7 @@ class Memory:
         self.held = torch.empty(0, 0)  # [slots, M] on the clients' device
         self.used = 0  # of the slots
         self.widths: dict[str, int] = {}  # floats of each name; M is their sum
-        self.shelf: Shelf | None = None
+        self.shelf: ClientStore | None = None
 
     def __iter__(self) -> Iterator[int]:
         """The clients ever seen."""
@@ -109,7 +109,7 @@ class Memory:
         widths = {name: v.shape[-1] for name, v in new.items()}
         if not self._fits(saved, widths):
             raise Damaged(f"{path.name} does not fit its checkpoint")
-        shelf = Shelf.load(self.clients, path, saved)
+        shelf = ClientStore.load(self.clients, path, saved)
         self._open(widths, torch.device(device))
         self.shelf = shelf
         near = saved["ids"][: len(self.held)]
@@ -137,13 +137,13 @@ class Memory:
         width = sum(widths.values())
         self.held = torch.empty(min(self.clients, self.limit // (4 * width)), width, device=device)
 
-    def _on_disk(self) -> Shelf:
+    def _on_disk(self) -> ClientStore:
         if self.shelf is None:
-            self.shelf = Shelf(self.clients, sum(self.widths.values()), self.home)
+            self.shelf = ClientStore(self.clients, sum(self.widths.values()), self.home)
         return self.shelf
 
 
-class Ledger:
+class NodeLedger:
     """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
 
     NAMES: ClassVar = {"rounds", "token"}  # of what is saved

@@ -35,7 +35,7 @@ class RowsError(OSError):
     """A row that could not be written to the file, or read from it, while a run is under way."""
 
 
-class Shelf:
+class ClientStore:
     """A file in `path`, or a nameless one that goes with the process."""
 
     def __init__(self, clients: int, width: int, path: Path | None = None) -> None:
@@ -89,9 +89,9 @@ class Shelf:
         return {"ids": ids, "at": self.at[ids], "sums": self.sums[ids], "width": torch.tensor(self.width)}
 
     @staticmethod
-    def load(clients: int, path: Path, saved: dict[str, Tensor]) -> Shelf:
+    def load(clients: int, path: Path, saved: dict[str, Tensor]) -> ClientStore:
         """The shelf as it was saved; Damaged where a row is not what it was."""
-        shelf = Shelf(clients, int(saved["width"]), path)
+        shelf = ClientStore(clients, int(saved["width"]), path)
         ids = saved["ids"]
         shelf.at[ids], shelf.sums[ids] = saved["at"], saved["sums"]
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.client_memory import Kept
+from fedveca.cohorts.client_memory import PersistentMemory
 
 AWAY = ("crash", "drop", "late")  # by chance, round by round
 BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
@@ -38,7 +38,7 @@ class Fault(NamedTuple):
     more: float  # rounds of a crash, factor of a scaling
 
 
-def parse(text: str) -> dict[str, Fault]:
+def parse_faults(text: str) -> dict[str, Fault]:
     """`drop:0.2,scale:0.1:10` by kind; ValueError with one sentence."""
     found: dict[str, Fault] = {}
     for word in text.split(",") if text else ():
@@ -77,12 +77,12 @@ class Faults:
     """The faults of one run: who is away when, and who is bad."""
 
     def __init__(self, text: str, clients: int, seed: int) -> None:
-        self.found, self.seed = parse(text), seed
+        self.found, self.seed = parse_faults(text), seed
         order, at = draws.shuffled(WHO_IS_BAD, seed, clients), 0
         self.bad: dict[int, str] = {}  # client -> what it does
         self.factor, self.liar = torch.ones(clients), torch.zeros(clients, dtype=torch.bool)
         for fault in (self.found[kind] for kind in BAD if kind in self.found):
-            count = draws.per_round(clients, fault.rate) if fault.rate else 0
+            count = draws.clients_per_round(clients, fault.rate) if fault.rate else 0
             mine = order[at : at + count]
             if len(mine) < count:
                 raise ValueError(f"faults={text}: {clients} clients are too few for so many kinds of bad ones")
@@ -114,19 +114,19 @@ class Inner(Protocol):
     sizes: Tensor
 
     @property
-    def memory(self) -> Kept: ...
+    def memory(self) -> PersistentMemory: ...
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]: ...
 
 
-class Troubled:
+class FaultyCohort:
     """A cohort in which the faults happen; the report says which did."""
 
     def __init__(self, cohort: Inner, faults: Faults) -> None:
         self.cohort, self.faults, self.sizes = cohort, faults, cohort.sizes
 
     @property
-    def memory(self) -> Kept:
+    def memory(self) -> PersistentMemory:
         return self.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.client_memory import Kept
+from fedveca.cohorts.client_memory import PersistentMemory
 from fedveca.cohorts.faults import Inner
 
 SUMMED = ("loss", "after")  # numbers of which only the mean is used
@@ -54,7 +54,7 @@ class Privacy:
         return out, named
 
     def blurred(self, k: int, mean: Named, clients: int) -> Named:
-        """Where sums are gathered: the mean over so many clients, with the noise of their sum."""
+        """Where sums are aggregated: the mean over so many clients, with the noise of their sum."""
         out = {}
         for purpose, name in enumerate(sorted(mean)):
             most = self.bound / 2 if name in SUMMED else self.clip * self._unit(name)  # a loss counts from the middle
@@ -67,7 +67,7 @@ class Privacy:
         return self.unit.get(name, 1.0)
 
 
-class Private:
+class PrivateCohort:
     """A cohort whose clients send what `privacy` lets them, seen through its noise; all count the same."""
 
     def __init__(self, cohort: Inner, privacy: Privacy) -> None:
@@ -75,7 +75,7 @@ class Private:
         self.sizes = torch.ones_like(cohort.sizes)
 
     @property
-    def memory(self) -> Kept:
+    def memory(self) -> PersistentMemory:
         return self.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:

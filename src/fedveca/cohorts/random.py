@@ -43,19 +43,19 @@ def _key(seed: int, k: int, ids: Tensor) -> Tensor:
     return _mix(ids + _signed(_mix_one(_mix_one(seed * 2 + 1) + k)))
 
 
-def rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
+def draw_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
     """[n, steps, batch] int64: which of its own rows each client takes at each step from `first`, with replacement."""
     count = torch.arange(first * batch + 1, (first + steps) * batch + 1, device=ids.device)
     bits = _mix(_key(seed, k, ids)[:, None] + count * _STEP)
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
 
 
-def per_round(clients: int, participation: float) -> int:
+def clients_per_round(clients: int, participation: float) -> int:
     """How many clients take part in a round: a share of all, at least one."""
     return max(1, round(participation * clients))
 
 
-def sample(seed: int, k: int, clients: int, n: int) -> Tensor:
+def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
     """[n] int64, rising: the clients that take part in round k, without replacement."""
     if n >= clients:
         return torch.arange(clients)

@@ -51,9 +51,9 @@ def write(folder: Path) -> None:
 
 def stay(folder: Path, parent: int) -> None:
     """Forks a child for every message, until the SuperNode is gone; a second one, started meanwhile, leaves at once."""
-    from fedveca.runs.lock import InUse, held
+    from fedveca.runs.lock import InUse, lock_folder
 
-    with suppress(InUse), held(folder):
+    with suppress(InUse), lock_folder(folder):
         _serve(folder, parent)
 
 

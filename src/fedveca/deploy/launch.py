@@ -19,7 +19,7 @@ from fedveca.deploy.provision import write_certificates, write_key
 from fedveca.deploy.server import STATE
 from fedveca.deploy.superlink import SuperLink
 from fedveca.deploy.supernode import prepare
-from fedveca.runs.lock import held
+from fedveca.runs.lock import lock_folder
 
 HOST = "127.0.0.1"
 
@@ -40,7 +40,7 @@ class Federation(SuperLink):
         self.lock = ExitStack()
 
     def __enter__(self) -> Federation:
-        self.lock.enter_context(held(self.folder, made=True))
+        self.lock.enter_context(lock_folder(self.folder, made=True))
         try:
             self._end_rest(0)  # of a former one that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])

@@ -12,7 +12,7 @@ from typing import Any
 from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_app
-from fedveca.deploy.server import deployable
+from fedveca.deploy.server import check_deployable
 from fedveca.deploy.superlink import Failed
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -23,12 +23,12 @@ from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
 Watch = Callable[[dict[str, Any]], None]
 
 
-def local(
+def run_locally(
     e: Experiment, out: Path, *, watch: Watch | None = None, say: Callable[[str], None] = print, again: bool = False
 ) -> Run:
     """Runs the experiment over real nodes on loopback; `again` goes on with the run in `out`."""
     needs_flower()
-    deployable(e)
+    check_deployable(e)
     if not again:
         require_new(out)
     if leads_out(out, "deployment"):

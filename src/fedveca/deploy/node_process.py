@@ -22,15 +22,15 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order
-from fedveca.cohorts.client_memory import Memory
+from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, wide
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.node import alive
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
-from fedveca.runs.build import deal, method
-from fedveca.runs.experiment import FIELDS, Experiment, shown
-from fedveca.runs.folder import whole
+from fedveca.runs.build import load_data, make_method
+from fedveca.runs.experiment import FIELDS, Experiment, printable
+from fedveca.runs.folder import write_atomic
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
@@ -58,7 +58,7 @@ def _answer(
     e = Experiment(**settings)
     pinned = read_pin(folder)
     if pinned is not None and ":" in e.model and e.model != pinned["model"]:
-        raise ValueError(f"the server named model={shown(e.model)}; this node is pinned to {pinned['model']}")
+        raise ValueError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
     local = _local(e, client, order["classes"], order["pixels"])
     if "round" not in order:
         return {"client": client, "rows": int(local.sizes[client])}, {}, {}
@@ -67,7 +67,7 @@ def _answer(
         raise ValueError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
     given = Order(named.pop("w"), named)
     store, here = Store(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
-    local.memory = Memory(client + 1)
+    local.memory = ClientMemory(client + 1)
     if local.algorithm.memory(given.w):
         local.memory.remember(here, store.before(order["known"]))
     who, report = local(order["round"], given, here, torch.tensor([order["tau"]]))
@@ -106,7 +106,7 @@ class Store:
             for old in self.folder.parent.iterdir():
                 if time.time() - old.stat().st_mtime > DAYS * 86400:
                     shutil.rmtree(old, ignore_errors=True)
-        whole(self._path(k), save_tensors({name: v.cpu().contiguous() for name, v in memory.items()}))
+        write_atomic(self._path(k), save_tensors({name: v.cpu().contiguous() for name, v in memory.items()}))
         rounds = sorted(int(path.stem.split("-")[1]) for path in self.folder.glob(f"{self.client}-*.safetensors"))
         for former in rounds[: -self.room]:
             if former != known:
@@ -117,7 +117,7 @@ class Store:
 
 
 @lru_cache(maxsize=64)
-def _local(e: Experiment, client: int, classes: int, pixels: str) -> Local:
+def _local(e: Experiment, client: int, classes: int, pixels: str) -> LocalCohort:
     """One client, under its own number: it draws the rows that the simulator would have drawn."""
     x, y = rows(e, client)
     if len(x) == 0:
@@ -129,8 +129,8 @@ def _local(e: Experiment, client: int, classes: int, pixels: str) -> Local:
         e.model, tuple(x.shape[1:]), classes, init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed
     )
     alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
-    return Local(
-        method(e),
+    return LocalCohort(
+        make_method(e),
         problem,
         x,
         y,
@@ -151,7 +151,7 @@ def rows(e: Experiment, client: int) -> tuple[Tensor, Tensor]:
         return own_rows(own, "FEDVECA_NODE_DATA")
     if client >= e.clients:
         raise ValueError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
-    data, shares = deal(e)
+    data, shares = load_data(e)
     mine = shares.rows[shares.start[client] : shares.start[client + 1]]
     return data.x[mine], data.y[mine]
 
@@ -171,7 +171,7 @@ def own_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
         x, y = (torch.from_numpy(np.ascontiguousarray(v)) if not isinstance(v, Tensor) else v for v in (x, y))
     except Exception as error:
         how = "an npz with x and y, a folder with x.npy and y.npy, or package.module:load"
-        said = shown(" ".join(f"{type(error).__name__}: {error}".split()))
+        said = printable(" ".join(f"{type(error).__name__}: {error}".split()))
         raise ValueError(f"{source}={name} cannot be read ({said}); it is {how}") from error
     if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
         raise ValueError(f"{source}={name} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
@@ -202,7 +202,7 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=leave, daemon=True).start()
-    whole(folder / "worker.json", json.dumps({"pid": os.getpid()}).encode())
+    write_atomic(folder / "worker.json", json.dumps({"pid": os.getpid()}).encode())
     while True:
         try:
             with listener.accept() as connection:

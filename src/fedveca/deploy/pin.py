@@ -53,14 +53,14 @@ def describe_app(app: Path) -> dict[str, Any]:
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
-    from fedveca.runs.folder import whole  # which loads PyTorch: a message's process must not
+    from fedveca.runs.folder import write_atomic  # which loads PyTorch: a message's process must not
 
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:
         if not node.is_dir():
             raise ValueError(f"{node} is not a node's folder")
     for node in nodes:
-        whole(node / FILE, content)
+        write_atomic(node / FILE, content)
 
 
 def read_pin(folder: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import whole
+from fedveca.runs.folder import write_atomic
 
 APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
 
@@ -115,8 +115,8 @@ def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
 
     pem = serialization.Encoding.PEM
     folder.mkdir(parents=True, exist_ok=True)
-    whole(folder / "ca.pem", certificate("fedveca federation", authority, True).public_bytes(pem))
-    whole(folder / "server.pem", certificate(hosts[0], key, False).public_bytes(pem))
+    write_atomic(folder / "ca.pem", certificate("fedveca federation", authority, True).public_bytes(pem))
+    write_atomic(folder / "server.pem", certificate(hosts[0], key, False).public_bytes(pem))
     plain = serialization.NoEncryption()
     secret(folder / "server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
 
@@ -134,7 +134,7 @@ def write_key(private: Path, public: Path) -> None:
         ),
     )
     public.parent.mkdir(parents=True, exist_ok=True)
-    whole(
+    write_atomic(
         public,
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
     )

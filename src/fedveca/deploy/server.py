@@ -40,8 +40,8 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
         settings = {key: value for key, value in words.items() if key in FIELDS}
         former = str(words.get("resume", ""))
         e = Run.open(former).experiment if former else Experiment(**settings)
-        test = data or tests(e)
-        cohort = network(grid, e, test)
+        test = data or load_test_data(e)
+        cohort = make_cohort(grid, e, test)
         watch = _line(e)
         if former:
             rounds = max(settings.get("rounds", 0), e.rounds)
@@ -51,16 +51,16 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
         return run(e, out, watch=watch, data=test, cohort=cohort, started_by=by)
 
 
-def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
+def make_cohort(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
     """The federation's clients as a cohort; returns when all are there."""
-    from fedveca.cohorts.aggregate import gather
-    from fedveca.cohorts.flower.cohort import Network
-    from fedveca.runs.build import method
+    from fedveca.cohorts.aggregate import aggregation_rule
+    from fedveca.cohorts.flower.cohort import FlowerCohort
+    from fedveca.runs.build import make_method
 
-    deployable(e)
-    return Network(
+    check_deployable(e)
+    return FlowerCohort(
         grid,
-        method(e),
+        make_method(e),
         e.clients,
         {"classes": data.classes, "pixels": data.pixels},
         loss=e.keep != "last",
@@ -68,7 +68,7 @@ def network(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] 
         wire=e.wire,
         timeout=e.round_timeout,
         least=e.min_clients,
-        gather=gather(e.gather, e.gather_clip, e.gather_trim),
+        aggregate=aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
         say=say,
         nodes=_bound_nodes(),
     )
@@ -80,20 +80,20 @@ def _bound_nodes() -> dict[int, int] | None:
     return {int(client): int(node) for client, node in json.loads(Path(path).read_text()).items()} if path else None
 
 
-def deployable(e: Experiment) -> None:
+def check_deployable(e: Experiment) -> None:
     """Raises ValueError for an experiment that real nodes cannot run."""
-    from fedveca.runs.experiment import METHODS, shown
-    from fedveca.tasks.custom import OWN
+    from fedveca.runs.experiment import METHODS, printable
+    from fedveca.tasks.custom import CUSTOM
 
     if e.method == "centralised":
         others = ", ".join(name for name in METHODS if name != e.method)
         raise ValueError(f"method=centralised has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
-        if getattr(e, name).startswith(OWN):
-            value = shown(ascii(getattr(e, name)))
+        if getattr(e, name).startswith(CUSTOM):
+            value = printable(ascii(getattr(e, name)))
             raise ValueError(f"{name}={value} is a Python object; nodes need a name that they know")
     if ":" in e.model and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", e.model, re.ASCII):
-        raise ValueError(f"model={shown(ascii(e.model))} is not of the form package.module:factory")
+        raise ValueError(f"model={printable(ascii(e.model))} is not of the form package.module:factory")
     if e.engine != "local":
         raise ValueError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
     for name in ("faults", "dp_noise"):
@@ -103,9 +103,9 @@ def deployable(e: Experiment) -> None:
         raise ValueError(f"min_clients={e.min_clients} is more than clients={e.clients}")
 
 
-def tests(e: Experiment) -> Dataset:
+def load_test_data(e: Experiment) -> Dataset:
     """What the server evaluates on."""
-    from fedveca.runs.build import deal
+    from fedveca.runs.build import load_data
     from fedveca.tasks.datasets.dataset import Dataset
 
     if own := os.environ.get("FEDVECA_TEST_DATA", ""):
@@ -116,7 +116,7 @@ def tests(e: Experiment) -> Dataset:
         x, y = own_rows(own, "FEDVECA_TEST_DATA")
         pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
         return Dataset(e.data, x[:0], y[:0], x, y, int(y.max()) + 1, pixels, None)
-    data = deal(e)[0]
+    data = load_data(e)[0]
     return dataclasses.replace(data, writer=None)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from fedveca.deploy import private_api
 from fedveca.deploy.server import NODES
-from fedveca.runs.folder import whole
+from fedveca.runs.folder import write_atomic
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -119,7 +119,7 @@ class SuperLink:
                 nodes[key] = int(self._control("register-node", request, RegisterNodeResponse()).node_id)
             if name := re.fullmatch(r"node-([0-9]+)\.pub", path.name):
                 clients[int(name[1])] = nodes[key]
-        whole(self.folder / "nodes.json", json.dumps(clients).encode())
+        write_atomic(self.folder / "nodes.json", json.dumps(clients).encode())
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
         """Starts the app's run; gives its id."""

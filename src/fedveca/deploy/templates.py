@@ -11,8 +11,8 @@ from typing import NamedTuple
 from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
-from fedveca.deploy.server import deployable
-from fedveca.runs.experiment import Experiment, shown
+from fedveca.deploy.server import check_deployable
+from fedveca.runs.experiment import Experiment, printable
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 SERVER = """#!/bin/sh
@@ -90,7 +90,7 @@ def parse_host(text: str) -> Host:
     except ValueError:
         if len(text) > 253 or not re.fullmatch(rf"{LABEL}(\.{LABEL})*", text) or re.fullmatch(r"[0-9.]+", text):
             wanted = "a host name of letters, digits, '-' and '.', or an IP address"
-            raise ValueError(f"--host {shown(ascii(text))} is not {wanted}") from None
+            raise ValueError(f"--host {printable(ascii(text))} is not {wanted}") from None
         local = text.lower() == "localhost" or text.lower().endswith(".localhost")
         return Host(text, text, "127.0.0.1" if local else "0.0.0.0")
     if "%" in text or address.is_unspecified or address.is_multicast:
@@ -102,7 +102,7 @@ def parse_host(text: str) -> Host:
 
 def write_kit(folder: Path, e: Experiment, host: str, port: int) -> None:
     """Everything or nothing: a folder that was there before is left alone."""
-    deployable(e)
+    check_deployable(e)
     where = parse_host(host)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not empty; name another folder")

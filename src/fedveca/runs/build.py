@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.aggregate import gather
-from fedveca.cohorts.faults import Faults, Inner, Troubled
-from fedveca.cohorts.local.cohort import Local
-from fedveca.cohorts.privacy import Private
-from fedveca.cohorts.random import per_round
+from fedveca.cohorts.aggregate import aggregation_rule
+from fedveca.cohorts.faults import Faults, FaultyCohort, Inner
+from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.privacy import PrivateCohort
+from fedveca.cohorts.random import clients_per_round
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
-from fedveca.runs.overrides import Partition, named, try_method
+from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.tasks import models
-from fedveca.tasks.custom import OWN, shown
+from fedveca.tasks.custom import CUSTOM, show_value
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, prepare
-from fedveca.tasks.datasets.download import silent
+from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
-from fedveca.tasks.partition import Shares, given, partition
+from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, called, check_ids, why
+from fedveca.tasks.validate import Metric, check_ids, display_name, explain_error
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -51,7 +51,7 @@ def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = silent,
+    say: Callable[[str], None] | None = do_nothing,
     *,
     model: Model | None = None,
     loss: Rows | None = None,
@@ -67,20 +67,22 @@ def build(
     try:
         torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={shown(device)} is not known; it is 'cpu' or 'cuda'") from error
-    e = named(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
+        raise ValueError(f"device={show_value(device)} is not known; it is 'cpu' or 'cuda'") from error
+    e = name_objects(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
         if data is None:
             check_rows(e)
-        data, shares = deal(e, data, say, partition)
+        data, shares = load_data(e, data, say, partition)
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
-            raise ValueError(f"cohort={shown(cohort)} needs sizes, a tensor, to be called for a round, and data=...")
+            raise ValueError(
+                f"cohort={show_value(cohort)} needs sizes, a tensor, to be called for a round, and data=..."
+            )
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
     if partition is not None and e.method != "centralised":
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(OWN) or loss is not None or metric is not None
+    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     remake = partial(
         models.model,
@@ -91,17 +93,17 @@ def build(
         hidden=e.hidden,
         precision=e.precision,
         seed=e.seed,
-        own=model,
+        custom=model,
         sample=sample,
         loss=e.loss if loss is None else loss,
         metric=e.metric if metric is None else metric,
     )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
-        check_ids(problem, f"the model ({called(model)})" if model is not None else f"model={e.model}", rows, of)
+        check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None:
         try_method(method, problem, data, shares, e, device)
-    state = algorithm.init(problem.init().to(device), steps(e, shares.sizes))
+    state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
     check_memory(e, algorithm, state)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)
@@ -117,22 +119,22 @@ def build(
         "memory_bytes": e.memory_mb * 2**20,
         "send": sending(privacy, faults),
         "even": bool(privacy),
-        "gather": gather(e.gather, e.gather_clip, e.gather_trim),
+        "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
     else:
-        cohort = Local(algorithm, problem, data.x, data.y, shares, device=device, **options)
-    cohort = Troubled(cohort, faults) if faults else cohort
-    cohort = Private(cohort, privacy) if privacy else cohort
+        cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
+    cohort = FaultyCohort(cohort, faults) if faults else cohort
+    cohort = PrivateCohort(cohort, privacy) if privacy else cohort
     return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
-def deal(
+def load_data(
     e: Experiment,
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = silent,
-    own: Partition | None = None,
+    say: Callable[[str], None] | None = do_nothing,
+    custom: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
     if data is None:
@@ -144,7 +146,7 @@ def deal(
     if e.batch > len(data.y):
         raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = e.method == "centralised"  # FedAvg with one client
-    if own is None:
+    if custom is None:
         return data, partition(
             "case1" if alone else e.partition,
             data.y,
@@ -155,17 +157,17 @@ def deal(
             shards=e.shards,
             writer=data.writer,
         )
-    if callable(own):
+    if callable(custom):
         try:
-            own = own(data, e.clients, e.seed)
+            custom = custom(data, e.clients, e.seed)
         except Exception as error:
-            raise ValueError(f"partition ({e.partition}) fails: {why(error)}") from error
-    shares = given(own, len(data.y))
-    return data, given([torch.unique(shares.rows)], len(data.y)) if alone else shares
+            raise ValueError(f"partition ({e.partition}) fails: {explain_error(error)}") from error
+    shares = from_lists(custom, len(data.y))
+    return data, from_lists([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
-def _algorithm(e: Experiment, own: Algorithm | None) -> Algorithm:
-    return method(e) if own is None else own
+def _algorithm(e: Experiment, custom: Algorithm | None) -> Algorithm:
+    return make_method(e) if custom is None else custom
 
 
 def _on_ray(
@@ -177,13 +179,15 @@ def _on_ray(
     options: dict[str, Any],
 ) -> Inner:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
-    if e.gather != "mean":
-        raise ValueError(f"gather={e.gather} needs engine=local: Ray's workers return sums, not each client's vectors")
+    if e.aggregate != "mean":
+        raise ValueError(
+            f"aggregate={e.aggregate} needs engine=local: Ray's workers return sums, not each client's vectors"
+        )
     try:
-        from fedveca.cohorts.ray.cohort import Ray
+        from fedveca.cohorts.ray.cohort import RayCohort
     except ModuleNotFoundError as error:
         raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
-    return Ray(
+    return RayCohort(
         algorithm,
         remake,
         data.x,
@@ -196,8 +200,8 @@ def _on_ray(
     )
 
 
-def method(e: Experiment) -> Algorithm:
-    trim = 0.0 if e.gather == "mean" else e.gather_trim
+def make_method(e: Experiment) -> Algorithm:
+    trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim
     if e.method == "fedveca":
         return FedVeca(e.lr, e.alpha, e.tau_max, trim)
     if e.method == "corrected":
@@ -211,14 +215,14 @@ def method(e: Experiment) -> Algorithm:
     return FedAvg(e.lr)
 
 
-def steps(e: Experiment, sizes: Tensor) -> Tensor:
+def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
     """[N] tau_(0,i): the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, else tau_0.
 
     Where only a share of the clients takes part in a round, each takes so many more.
     """
     if e.method in ADAPTIVE or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
-    rows = e.rounds * int(sizes.sum()) * per_round(len(sizes), e.participation)
+    rows = e.rounds * int(sizes.sum()) * clients_per_round(len(sizes), e.participation)
     tau = [max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()]  # products may pass int64
     if max(tau) > MOST_STEPS:
         most = e.tau_all * MOST_STEPS // max(tau)

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named
 from fedveca.algorithms.control import TAU_MIN
-from fedveca.cohorts.client_memory import Kept, Ledger
+from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, shown
+from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, printable
 from fedveca.runs.files import SECOND_NAME, read_inside
-from fedveca.runs.folder import FORMER, LAST, ROWS, draft, writing
+from fedveca.runs.folder import FORMER, LAST, ROWS, guard_writing, write_draft
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
-from fedveca.runs.schema import inside
-from fedveca.tasks.custom import OWN
+from fedveca.runs.schema import find_inside
+from fedveca.tasks.custom import CUSTOM
 
 FORMAT = "2"
 BLANK = b"0" * 64
 
 
-class Course(NamedTuple):
+class Progress(NamedTuple):
     """All that changes while a run goes on, but for the clients' memory, which the cohort holds."""
 
     state: Any  # the method's, with w = w_round
@@ -40,41 +40,41 @@ class Course(NamedTuple):
     least: float  # keep=rollback: the least estimated loss so far
 
 
-def begin(built: Built) -> Course:
-    return Course(built.state, 0, built.state.w, 0, math.inf, math.inf)
+def start_progress(built: Built) -> Progress:
+    return Progress(built.state, 0, built.state.w, 0, math.inf, math.inf)
 
 
-def mark(experiment: Experiment, built: Built) -> str:
+def identify_run(experiment: Experiment, built: Built) -> str:
     """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
     seen = hashlib.sha256()
     skip = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")
     settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
     seen.update("\n".join(settings).encode())
-    if OWN in experiment.model:
+    if CUSTOM in experiment.model:
         seen.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
-    shares = built.shares if OWN in experiment.partition else ()
+    shares = built.shares if CUSTOM in experiment.partition else ()
     for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
         seen.update(str((part.dtype, tuple(part.shape))).encode())
         seen.update(_bytes(part))
     return seen.hexdigest()
 
 
-def store(folder: Path, course: Course, memory: Kept, belongs: str) -> None:
+def save_checkpoint(folder: Path, course: Progress, memory: PersistentMemory, belongs: str) -> None:
     """Whole or not at all; the former checkpoint stays beside it."""
     named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
     named["numbers"] = torch.tensor(
         [course.round, course.kept_round, course.kept_loss, course.least], dtype=torch.float64
     )
-    with writing(folder):
+    with guard_writing(folder):
         named |= {f"memory.{name}": v for name, v in memory.save().items()}
-        content = sealed({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
-        new = draft(folder / LAST, content)
+        content = seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
+        new = write_draft(folder / LAST, content)
         if (folder / LAST).exists():
             os.replace(folder / LAST, folder / FORMER)
         os.replace(new, folder / LAST)
 
 
-def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Course, str]:
+def load_checkpoint(folder: Path, built: Built, belongs: str, device: str) -> tuple[Progress, str]:
     """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
     said: list[str] = []
     memory, beside, most = built.cohort.memory, rows_of(folder), _bound_bytes(built)
@@ -83,7 +83,7 @@ def restore(folder: Path, built: Built, belongs: str, device: str) -> tuple[Cour
             named = _read(folder, name, most, belongs)
             rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
             course = _course(named, built, device)
-            if (rows.keys() == Ledger.NAMES) != isinstance(memory, Ledger):
+            if (rows.keys() == NodeLedger.NAMES) != isinstance(memory, NodeLedger):
                 raise Unfit(_explain_other(folder, memory))
             memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
@@ -101,7 +101,7 @@ def rows_of(folder: Path) -> Path:
     if not os.path.lexists(path):
         return path
     try:
-        path = inside(folder, ROWS).resolve()
+        path = find_inside(folder, ROWS).resolve()
         if path.stat().st_nlink > 1:
             raise ValueError(f"{ROWS} {SECOND_NAME}; resume a copy of the folder")
     except ValueError as error:
@@ -113,7 +113,7 @@ class Unfit(ValueError):
     """A checkpoint that is whole, but not this run's."""
 
 
-def sealed(named: Named, belongs: str, form: str = FORMAT) -> bytes:
+def seal(named: Named, belongs: str, form: str = FORMAT) -> bytes:
     """The file, with the sum of all its bytes but the sum's own."""
     content: bytes = save(named, {"format": form, "mark": belongs, "sum": BLANK.decode()})
     return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
@@ -125,8 +125,8 @@ def _bound_bytes(built: Built) -> int:
     return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
 
 
-def _explain_other(folder: Path, memory: Kept) -> str:
-    if isinstance(memory, Ledger):
+def _explain_other(folder: Path, memory: PersistentMemory) -> str:
+    if isinstance(memory, NodeLedger):
         return f"is of a run without Flower nodes; resume it with: {how_to_resume(folder, RUN)}"
     local, server = how_to_resume(folder, LOCAL), how_to_resume(folder, FLOWER)
     return f"is of a run over Flower nodes; resume it with: {local}, or where a Flower server made it: {server}"
@@ -156,7 +156,7 @@ def _header(content: bytes) -> dict[str, str]:
     return header
 
 
-def _course(named: Named, built: Built, device: str) -> Course:
+def _course(named: Named, built: Built, device: str) -> Progress:
     """Unfit where a tensor is not of the run's shape and kind."""
     state, w = built.state, built.state.w
     wanted = {f"state.{name}": v for name, v in state._asdict().items()} | {"kept": w}
@@ -164,7 +164,7 @@ def _course(named: Named, built: Built, device: str) -> Course:
     for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
         fits = name in named and name in wanted and _form(named[name]) == _form(wanted[name])
         if not fits:
-            raise Unfit(f"does not fit this run: {shown(name)}")
+            raise Unfit(f"does not fit this run: {printable(name)}")
     fresh = {name: named[f"state.{name}"].to(v.device) for name, v in state._asdict().items()}
     done, kept_round, kept_loss, least = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
@@ -176,13 +176,13 @@ def _course(named: Named, built: Built, device: str) -> Course:
     for tau in (int(named["state.tau"].min()), int(named["state.tau"].max())):
         if not low <= tau <= high:
             raise Unfit(f"does not fit this run: tau of a client is {tau}; allowed: [{low}, {high}]")
-    return Course(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
+    return Progress(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
 
 
 def _bound_steps(built: Built) -> tuple[int, int]:
     """The least and most local steps that a client of this run can have for its next round."""
     e = built.experiment
-    if e.method.startswith(OWN):
+    if e.method.startswith(CUSTOM):
         return 0, LARGEST  # a custom method's own business
     if e.method in ADAPTIVE:
         return 1, max(e.tau_0, e.tau_max, TAU_MIN)

@@ -21,26 +21,26 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
-from fedveca.runs.folder import Run, refuse, whole
-from fedveca.runs.interrupt import SIGNALS, Asked, Stopped, listening
-from fedveca.runs.lock import held
+from fedveca.runs.folder import Run, require_free, write_atomic
+from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
+from fedveca.runs.lock import lock_folder
 from fedveca.runs.overrides import (
-    Own,
+    CustomObjects,
     check_experiment,
     check_folder,
     check_functions,
     check_seeds_and_methods,
+    name_objects,
     name_of,
-    named,
 )
 from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import resume, run
-from fedveca.tasks.custom import OWN
+from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
-from fedveca.tasks.datasets.download import silent
+from fedveca.tasks.datasets.download import do_nothing
 
 Method = str | Algorithm
-NONE: Own = {}
+NONE: CustomObjects = {}
 Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
 
 
@@ -52,12 +52,12 @@ class Chain(NamedTuple):
     out: Path
     device: str
 
-    def __call__(self, stop: Asked, started: Started | None = None, own: Own = NONE) -> list[Run]:
+    def __call__(self, stop: StopRequest, started: Started | None = None, custom: CustomObjects = NONE) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
             e = replace(self.experiment, tau_all=0 if method in ADAPTIVE else tau_all)
-            mine: Own = {**own}
+            mine: CustomObjects = {**custom}
             if isinstance(method, str):
                 e = replace(e, method=method)
             else:
@@ -88,25 +88,26 @@ def compare(
     workers: int = 1,
     started: Started | None = None,
     ended: Callable[[Run], None] | None = None,
-    say: Callable[[str], None] | None = silent,
-    **own: Unpack[Own],
+    say: Callable[[str], None] | None = do_nothing,
+    **custom: Unpack[CustomObjects],
 ) -> list[Run]:
     """Runs every method for every seed into folders of `out`, and writes table.json there.
 
     A run that is already there, whole and with the same settings, is not repeated; one that was interrupted
     goes on. With several workers, seeds run in processes side by side and only `ended` is told. Ctrl-C or SIGTERM
     ends it after the rounds under way: all saved, then Stopped.
-    Methods are names, or objects of your own; so are `data`, `model`, `loss`, `metric` and `partition` (see `Own`).
+    Methods are names or custom objects; so are `data`, `model`, `loss`, `metric` and `partition` (see
+    `CustomObjects`).
     """
     check_experiment(experiment)
     check_folder(out)
     check_functions(started=started, ended=ended, say=say)
     methods = check_seeds_and_methods(seeds, methods, workers)
     out = Path(out)
-    refuse(out)
-    if own.get("method") is not None:
+    require_free(out)
+    if custom.get("method") is not None:
         raise ValueError("compare takes methods=(...), names or objects, not method=")
-    if workers > 1 and (own or not all(isinstance(m, str) for m in methods)):
+    if workers > 1 and (custom or not all(isinstance(m, str) for m in methods)):
         raise ValueError(f"workers={workers}: objects of your own are compared in this process, workers=1")
     if len({called(m) for m in methods}) < len(methods):
         raise ValueError(f"methods are named twice: {', '.join(map(called, methods))}")
@@ -115,13 +116,15 @@ def compare(
         for seed in range(experiment.seed, experiment.seed + seeds)
     ]
     there = (out / f"{called(m)}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
-    if "data" not in own and not all(map(Path.exists, there)):
-        own["data"] = _shared(experiment, say)  # read before anything is written
+    if "data" not in custom and not all(map(Path.exists, there)):
+        custom["data"] = _shared(experiment, say)  # read before anything is written
     flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
     runs = []
     try:
-        with listening(first=lambda: setattr(flag, "value", 1)) as asked:
-            batches = _side_by_side(chains, workers, flag) if workers > 1 else (c(asked, started, own) for c in chains)
+        with listen_for_signals(first=lambda: setattr(flag, "value", 1)) as asked:
+            batches = (
+                _side_by_side(chains, workers, flag) if workers > 1 else (c(asked, started, custom) for c in chains)
+            )
             for batch in batches:
                 for done in batch:
                     runs.append(done)
@@ -129,7 +132,7 @@ def compare(
                         ended(done)
     except Stopped:
         raise Stopped("stopped after a whole round, all saved; the same command goes on from there") from None
-    whole(out / "table.json", json.dumps(table(runs), indent=2).encode() + b"\n")
+    write_atomic(out / "table.json", json.dumps(table(runs), indent=2).encode() + b"\n")
     return runs
 
 
@@ -185,10 +188,14 @@ def _outlived() -> None:
 
 def called(method: Method) -> str:
     """A method's name, fit for a folder."""
-    return method if isinstance(method, str) else re.sub(r"[^\w.=]+", "-", name_of("method", method)[4:]).strip("-")
+    return (
+        method
+        if isinstance(method, str)
+        else re.sub(r"[^\w.=]+", "-", name_of("method", method).removeprefix(CUSTOM)).strip("-")
+    )
 
 
-def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | None:
+def finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE) -> Run | None:
     """The run of this experiment that `folder` holds; what is none yet is cleared away, another's is refused.
 
     Where the data lie and who tracks the run decide no number, so they may differ.
@@ -198,12 +205,12 @@ def finished(folder: Path, experiment: Experiment, own: Own = NONE) -> Run | Non
     names = {path.name for path in folder.iterdir() if path.name[0] != "." and path.stat().st_size}
     early = {"experiment.toml", "environment.json", "partition.json"}
     if not {"experiment.toml", "rounds.jsonl"} <= names and names <= early:
-        with held(folder):
+        with lock_folder(folder):
             shutil.rmtree(folder)  # stopped before its first round
         return None
     done = Run.open(folder)
-    e = named(experiment, **(dict.fromkeys(Own.__annotations__) | own))
-    if own.get("partition") is not None:
+    e = name_objects(experiment, **(dict.fromkeys(CustomObjects.__annotations__) | custom))
+    if custom.get("partition") is not None:
         e = replace(e, clients=done.experiment.clients)
     if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
         raise ValueError(f"{folder} holds a run with other settings; name another folder")
@@ -236,4 +243,4 @@ def spread(values: list[float | None]) -> dict[str, Any]:
 
 def _shared(e: Experiment, say: Callable[[str], None] | None) -> Dataset | None:
     """Data that do not depend on the seed are read once."""
-    return None if e.data == "synthetic" or e.data.startswith(OWN) else load(e.data, e.data_dir, say=say)
+    return None if e.data == "synthetic" or e.data.startswith(CUSTOM) else load(e.data, e.data_dir, say=say)

@@ -14,7 +14,7 @@ from fedveca.algorithms import Algorithm
 from fedveca.cohorts.faults import Faults
 from fedveca.cohorts.local.cohort import Send
 from fedveca.cohorts.privacy import Privacy
-from fedveca.cohorts.random import per_round, sample
+from fedveca.cohorts.random import clients_per_round, sample_clients
 from fedveca.runs.experiment import Experiment
 
 
@@ -44,7 +44,7 @@ class Account:
             raise ValueError("dp_noise needs the extra fedveca[privacy]: pip install 'fedveca[privacy]'") from error
         self._of, self._rdp, self.delta, self.seed = dp_accounting, rdp, delta, seed
         self.noise, self.closing, self.hidden = noise / 2, closing, hidden
-        self.clients, self.asked = clients, per_round(clients, participation)
+        self.clients, self.asked = clients, clients_per_round(clients, participation)
         self.one_round, self.end = self._curve(releases), self._curve(closing)
         self._most = [0]  # after each round: how often one client was asked at the most
         self._times = torch.zeros(clients, dtype=torch.int64)
@@ -74,7 +74,7 @@ class Account:
         if self.hidden:
             return rounds
         while len(self._most) <= rounds:
-            self._times[sample(self.seed, len(self._most) - 1, self.clients, self.asked)] += 1
+            self._times[sample_clients(self.seed, len(self._most) - 1, self.clients, self.asked)] += 1
             self._most.append(int(self._times.max()))
         return self._most[rounds]
 

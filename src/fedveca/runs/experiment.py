@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.aggregate import RULES as GATHER
-from fedveca.tasks.custom import OWN
+from fedveca.cohorts.aggregate import RULES as AGGREGATE
+from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.losses import LOSSES, METRICS
 from fedveca.tasks.partition import RULES
@@ -45,12 +45,12 @@ def option(
     high: float = math.inf,
     open_ends: bool = False,
     some: tuple[str, ...] = (),
-    own: bool = False,
+    custom: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `own` where an object may be given from Python."""
     return dataclasses.field(
         default=default,
-        metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends, "own": own},
+        metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends, "custom": custom},
     )
 
 
@@ -58,12 +58,12 @@ def option(
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=METHODS, own=True)
-    data: str = option("digits", "data set", of=datasets.NAMES, own=True)
-    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory", own=True)
-    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), own=True)
-    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), own=True)
-    partition: str = option("case3", "which client owns which rows", of=tuple(RULES), own=True)
+    method: str = option("fedveca", "how clients and server work together", of=METHODS, custom=True)
+    data: str = option("digits", "data set", of=datasets.NAMES, custom=True)
+    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory", custom=True)
+    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), custom=True)
+    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
+    partition: str = option("case3", "which client owns which rows", of=tuple(RULES), custom=True)
     clients: int = option(5, "number of clients N", low=1)
     participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
     rounds: int = option(100, "communication rounds K", low=1)
@@ -90,9 +90,9 @@ class Experiment:
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
     faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    gather: str = option("mean", "how the clients' vectors become one", of=GATHER)
-    gather_clip: float = option(0.0, "gather=clip: the largest norm (0: the round's median)", low=0)
-    gather_trim: float = option(0.2, "robust gathering: share distrusted at each end", low=0, high=0.5)
+    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATE)
+    aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
+    aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
     dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
     dp_clip: float = option(1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True)
     dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
@@ -111,15 +111,17 @@ class Experiment:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
-        if self.model not in MODELS and not self.model.startswith(OWN) and not FACTORY.fullmatch(self.model):
+        if self.model not in MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
             near = difflib.get_close_matches(self.model, MODELS, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"model={shown(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
-        adversity.parse(self.faults)
+            raise ValueError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
+        adversity.parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise ValueError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
-        if self.dp_noise and self.gather != "mean":
-            raise ValueError(f"gather={self.gather} cannot go with dp_noise: the noise is measured for gather=mean")
+        if self.dp_noise and self.aggregate != "mean":
+            raise ValueError(
+                f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
+            )
 
     def toml(self) -> str:
         """Complete: enough to run it again."""
@@ -130,17 +132,17 @@ TYPES: dict[str, type] = get_type_hints(Experiment)
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 
 
-def read(text: str, source: str) -> dict[str, Any]:
+def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known."""
     if text.count(".") > DOTS:
         raise ValueError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
-        why = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
+        why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise ValueError(f"{source} is not TOML: {why}") from error
     for key in table:
-        known(key)
+        check_setting(key)
     return table
 
 
@@ -150,14 +152,14 @@ def preset(name: str) -> dict[str, Any]:
         try:
             text = _read_file(Path(name))
         except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-            raise ValueError(f"{shown(name)} cannot be read: {shown(str(error))}") from error
-        return read(text, shown(name))
+            raise ValueError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
+        return parse_toml(text, printable(name))
     if name not in presets():
         near = difflib.get_close_matches(name, presets(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         all_of_them = ", ".join(presets())
         raise ValueError(f"preset {quoted(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
-    return read((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
+    return parse_toml((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
 
 
 def _read_file(path: Path) -> str:
@@ -170,12 +172,12 @@ def _read_file(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def reject_own(settings: dict[str, Any]) -> None:
+def reject_custom(settings: dict[str, Any]) -> None:
     """ValueError where a preset or the command line names an object that only Python can give."""
     for key, value in settings.items():
-        if FIELDS[key].metadata["own"] and isinstance(value, str) and value.startswith(OWN):
+        if FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith(CUSTOM):
             known_ones = KNOWN_MODELS if key == "model" else range_of(FIELDS[key])
-            said = f"{key}={shown(value)} is an object that was given from Python"
+            said = f"{key}={printable(value)} is an object that was given from Python"
             raise ValueError(f"{said}; here allowed: {known_ones}")
 
 
@@ -184,18 +186,18 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def parse(words: list[str]) -> dict[str, Any]:
+def parse_settings(words: list[str]) -> dict[str, Any]:
     """`key=value` words as typed settings."""
     out = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{shown(repr(word))} is not key=value")
-        out[key] = _typed(known(key), value)
+            raise ValueError(f"{printable(repr(word))} is not key=value")
+        out[key] = _typed(check_setting(key), value)
     return out
 
 
-def known(key: str) -> str:
+def check_setting(key: str) -> str:
     if key in FIELDS:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
@@ -203,7 +205,7 @@ def known(key: str) -> str:
     raise ValueError(f"{quoted(key)} is not a setting; {hint}")
 
 
-def shown(text: str, most: int = 120) -> str:
+def printable(text: str, most: int = 120) -> str:
     """A user's text as part of one sentence: on one line, printable, and not without end."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
@@ -211,7 +213,7 @@ def shown(text: str, most: int = 120) -> str:
 
 def quoted(text: str) -> str:
     """The same, in quotes where it is empty or has spaces, which would not be seen."""
-    return shown(text if text and not any(c.isspace() for c in text) else repr(text))
+    return printable(text if text and not any(c.isspace() for c in text) else repr(text))
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -235,7 +237,7 @@ def _typed(key: str, value: str) -> Any:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}={shown(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        raise ValueError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -245,22 +247,22 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{field.name}={shown(_repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={printable(_repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
     if field.name != "data_dir" and isinstance(value, str) and any(unicodedata.category(c) in LINES for c in value):
         of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
-        raise ValueError(f"{field.name}={shown(repr(value))} holds a control character or the end of a line{of}")
-    if m["of"] and value not in m["of"] and not (m["own"] and str(value).startswith(OWN)):
+        raise ValueError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
+    if m["of"] and value not in m["of"] and not (m["custom"] and str(value).startswith(CUSTOM)):
         near = difflib.get_close_matches(value, m["of"], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{field.name}={shown(str(value))} is not known{hint}; allowed: {range_of(field)}")
+        raise ValueError(f"{field.name}={printable(str(value))} is not known{hint}; allowed: {range_of(field)}")
     for word in str(value).split(",") if m["some"] and value else ():
         if word.strip() not in m["some"]:
             near = difflib.get_close_matches(word, m["some"], 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            said = f"{field.name}={shown(str(value))}: {shown(repr(word))}"
+            said = f"{field.name}={printable(str(value))}: {printable(repr(word))}"
             raise ValueError(f"{said} is not known{hint}; allowed: {range_of(field)}")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{field.name}={shown(repr(value))} is not UTF-8 text")
+        raise ValueError(f"{field.name}={printable(repr(value))} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:
         raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
     if isinstance(value, float) and LARGEST_FLOAT < value < math.inf:

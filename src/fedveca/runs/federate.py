@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
-from fedveca.cohorts.random import per_round, sample
+from fedveca.cohorts.random import clients_per_round, sample_clients
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then
@@ -52,7 +52,7 @@ def federate(
     """
     recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
     for k in range(first, rounds):
-        ids = chosen(cohort, k, participation, seed)
+        ids = choose_clients(cohort, k, participation, seed)
         order = algorithm.order(state)
         who, report = cohort(k, order, ids, state.tau[ids])
         trace: dict[str, Any] = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
@@ -83,9 +83,9 @@ def federate(
         yield state, trace
 
 
-def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participation: float, seed: int) -> float:
+def evaluate_loss(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participation: float, seed: int) -> float:
     """F(w_k) = sum p_i F_i(w_k), by a round of no steps."""
-    ids = chosen(cohort, k, participation, seed)
+    ids = choose_clients(cohort, k, participation, seed)
     who, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
     if len(who) == 0:
         return math.inf
@@ -93,10 +93,10 @@ def loss_of(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participat
     return float((size / size.sum()) @ report.each["loss"])
 
 
-def chosen(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
+def choose_clients(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
     """The clients of round k: a share of all, at least one, a pure function of (seed, k)."""
     clients = len(cohort.sizes)
-    return sample(seed, k, clients, per_round(clients, participation))
+    return sample_clients(seed, k, clients, clients_per_round(clients, participation))
 
 
 def _advice(recent: Iterable[tuple[int, Norms]]) -> str:
@@ -112,7 +112,7 @@ def _advice(recent: Iterable[tuple[int, Norms]]) -> str:
             if others > 0 and float(row[at]) / others > most:
                 most = float(row[at]) / others
                 said = f"the update of client {int(clients[at])} in round {k + 1} was {most:.3g} times as long as the "
-                said += "others' median: check that client; gather=clip or a smaller lr may help"
+                said += "others' median: check that client; aggregate=clip or a smaller lr may help"
     return said
 
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedveca.runs.schema import inside
+from fedveca.runs.schema import find_inside
 
 SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 SECOND_NAME = "has a second name (a hard link)"
@@ -37,7 +37,7 @@ def open_new(path: Path) -> int:
 
 def read_inside(folder: Path, name: str, most: int) -> bytes:
     """A file of the folder; ValueError where it is none, leads out, or has more bytes than `most`."""
-    with os.fdopen(open_regular(inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_regular(find_inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
         content = file.read(most + 1) if (size := os.fstat(file.fileno()).st_size) <= most else b""
     if max(size, len(content)) > most:
         raise ValueError(f"{name} is too large: {size} bytes, at most {most} are allowed")
@@ -46,7 +46,7 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
 
 def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
     """The lines of a file of the folder, one by one; a torn last line is not a line."""
-    with os.fdopen(open_regular(inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_regular(find_inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
         k = 0
         while (line := file.readline(most + 1)).endswith(b"\n"):
             yield line.decode("utf-8")

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveca.runs.experiment import Experiment, read, shown
+from fedveca.runs.experiment import Experiment, parse_toml, printable
 from fedveca.runs.files import open_regular, read_inside, read_lines
-from fedveca.runs.interrupt import RUN, STARTED_BY, CutOff, how_to_resume
-from fedveca.runs.schema import sound, table
+from fedveca.runs.interrupt import RUN, STARTED_BY, FolderUnwritable, how_to_resume
+from fedveca.runs.schema import parse_object, validate_records
 from fedveca.version import __version__
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
@@ -61,20 +61,20 @@ class Run:
         folder = Path(folder)
         try:
             settings = read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8")
-            experiment = Experiment(**read(settings, "experiment.toml"))
+            experiment = Experiment(**parse_toml(settings, "experiment.toml"))
             closing = (folder / "summary.json").exists() and read_inside(folder, "summary.json", FILE_BYTES)
-            summary = table(closing.decode("utf-8"), "summary.json") if closing is not False else {}
-            sound([], summary)
+            summary = parse_object(closing.decode("utf-8"), "summary.json") if closing is not False else {}
+            validate_records([], summary)
             rounds: list[dict[str, Any]] = []
             for k, line in enumerate(read_lines(folder, "rounds.jsonl", line_bytes(experiment.clients))):
-                rounds.append(table(line, f"line {k + 1} of rounds.jsonl"))
-                sound(rounds[k:], {}, k)  # at once: what is not sound is not read to its end
+                rounds.append(parse_object(line, f"line {k + 1} of rounds.jsonl"))
+                validate_records(rounds[k:], {}, k)  # at once: what is not sound is not read to its end
             return Run(experiment, rounds, summary, folder=folder)
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ValueError(f"{shown(str(folder), 400)} is not a run folder: {why}") from error
+            raise ValueError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
         except MemoryError as error:
-            raise ValueError(f"{shown(str(folder), 400)} cannot be opened: it does not fit in memory") from error
+            raise ValueError(f"{printable(str(folder), 400)} cannot be opened: it does not fit in memory") from error
 
     @property
     def metric(self) -> str:
@@ -99,7 +99,7 @@ class Run:
         return [line[name] for line in self.rounds if line.get(name) is not None]
 
 
-class Folder:
+class RunFolder:
     """Writes a run folder, each file whole or not at all, each round as soon as it is over."""
 
     def __init__(self, path: Path) -> None:
@@ -110,22 +110,22 @@ class Folder:
     @staticmethod
     def make(
         path: Path, experiment: Experiment, device: str, counts: Tensor | None = None, started_by: str = RUN
-    ) -> Folder:
+    ) -> RunFolder:
         """A new folder with environment, partition and, last, the settings; with these it is a run.
 
         `counts` are the rows of each label [N, C] by client; of very many clients, evenly spaced ones are written.
         """
         require_new(path)
-        about = environment(device) | ({STARTED_BY: started_by} if started_by != RUN else {})
+        about = describe_environment(device) | ({STARTED_BY: started_by} if started_by != RUN else {})
         try:
             path.mkdir(parents=True, exist_ok=True)
             _tidy(path)
-            whole(path / "environment.json", _json(about, indent=2))
-            whole(path / "rounds.jsonl", b"")
+            write_atomic(path / "environment.json", _json(about, indent=2))
+            write_atomic(path / "rounds.jsonl", b"")
             if counts is not None:
-                whole(path / "partition.json", _partition(counts))
-            whole(path / "experiment.toml", experiment.toml().encode())
-            return Folder(path)
+                write_atomic(path / "partition.json", _partition(counts))
+            write_atomic(path / "experiment.toml", experiment.toml().encode())
+            return RunFolder(path)
         except OSError as error:
             for name in ("experiment.toml", "environment.json", "rounds.jsonl", "partition.json"):
                 with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ class Folder:
             raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
-    def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> Folder:
+    def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> RunFolder:
         """A folder to go on with, cut back to the rounds of its checkpoint."""
         try:
             content = b"".join(_json(line) + b"\n" for line in lines)
@@ -142,25 +142,25 @@ class Folder:
         try:
             _tidy(path)
             (path / "summary.json").unlink(missing_ok=True)
-            whole(path / "experiment.toml", experiment.toml().encode())
-            whole(path / "rounds.jsonl", content)
-            return Folder(path)
+            write_atomic(path / "experiment.toml", experiment.toml().encode())
+            write_atomic(path / "rounds.jsonl", content)
+            return RunFolder(path)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def round(self, line: dict[str, Any]) -> None:
         left = _json(line) + b"\n"
-        with writing(self.path):
+        with guard_writing(self.path):
             while left:
                 left = left[self._rounds.write(left) :]
             os.fsync(self._rounds.fileno())
 
     def close(self, summary: dict[str, Any], model: dict[str, Tensor]) -> None:
-        with writing(self.path):
-            whole(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
-            whole(self.path / "summary.json", _json(summary, indent=2))
+        with guard_writing(self.path):
+            write_atomic(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
+            write_atomic(self.path / "summary.json", _json(summary, indent=2))
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -168,25 +168,25 @@ class Folder:
 
 
 @contextlib.contextmanager
-def writing(folder: Path, what: type[OSError] = OSError) -> Iterator[None]:
+def guard_writing(folder: Path, what: type[OSError] = OSError) -> Iterator[None]:
     """CutOff, with what to do, where the folder of a run under way cannot be written; `what` says so."""
     try:
         yield
     except what as error:
         if not folder.is_dir():
-            raise CutOff(f"{folder} is gone: it was deleted or moved while the run went on") from error
-        raise CutOff(
+            raise FolderUnwritable(f"{folder} is gone: it was deleted or moved while the run went on") from error
+        raise FolderUnwritable(
             f"{folder} cannot be written: {error.strerror or error}; all up to its last checkpoint is whole, "
             f"and {how_to_resume(folder)} goes on from there"
         ) from error
 
 
-def whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """A reader sees the former content or the new one, never a part."""
-    os.replace(draft(path, content), path)
+    os.replace(write_draft(path, content), path)
 
 
-def draft(path: Path, content: bytes) -> Path:
+def write_draft(path: Path, content: bytes) -> Path:
     """The content on the disk, beside the place that it is for."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
@@ -218,11 +218,11 @@ def _is_draft(name: str) -> bool:
 def require_new(path: Path | str) -> None:
     """ValueError where a new run folder cannot be made: also for a folder that holds anything else."""
     path = Path(path)
-    refuse(path)
+    require_free(path)
     if path.is_dir():
         others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
-            raise ValueError(f"{path} is not empty: it holds {shown(other)}; name a new folder")
+            raise ValueError(f"{path} is not empty: it holds {printable(other)}; name a new folder")
 
 
 def require_files(folder: Path) -> None:
@@ -232,7 +232,7 @@ def require_files(folder: Path) -> None:
             raise ValueError(f"{folder} cannot be resumed: {name} is no file")
 
 
-def refuse(path: Path) -> None:
+def require_free(path: Path) -> None:
     """ValueError where a run folder cannot be made; one that was killed before it was made is none."""
     lines = path / "rounds.jsonl"
     if (path / "experiment.toml").exists() or (lines.exists() and lines.stat().st_size):
@@ -244,7 +244,7 @@ def refuse(path: Path) -> None:
         raise ValueError(f"{path} cannot be written: no permission in {above}")
 
 
-def environment(device: str) -> dict[str, Any]:
+def describe_environment(device: str) -> dict[str, Any]:
     """What a result may depend on beside the experiment."""
     return {
         "fedveca": __version__,
@@ -260,15 +260,15 @@ def environment(device: str) -> dict[str, Any]:
 def _partition(counts: Tensor, most: int = 200) -> bytes:
     pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
     told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
-    return _json({name: plain(value) for name, value in told.items()})
+    return _json({name: to_json(value) for name, value in told.items()})
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Tensors as numbers and lists, and what JSON cannot say (NaN, infinity) as null."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, list):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from fedveca.runs.files import read_inside
-from fedveca.runs.schema import table
+from fedveca.runs.schema import parse_object
 
-Asked = Callable[[], bool]
+StopRequest = Callable[[], bool]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHORT = (
     "can't allocate memory",
@@ -32,11 +32,11 @@ class Stopped(KeyboardInterrupt):
     """Raised between rounds with all saved; the text says how to go on."""
 
 
-class CutOff(OSError):
+class FolderUnwritable(OSError):
     """A run folder that can no longer be written; what it holds is whole."""
 
 
-def ran_out(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that memory ran out: Python's, NumPy's, torch's on any device, or the loader's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -50,7 +50,7 @@ STARTED_BY = "started_by"  # in environment.json, where it was not `fedveca run`
 def find_starter(folder: Path) -> str:
     """Who started the run in a folder, and so resumes it."""
     with contextlib.suppress(OSError, ValueError):
-        told = table(read_inside(folder, "environment.json", 2**20).decode("utf-8"), "environment.json")
+        told = parse_object(read_inside(folder, "environment.json", 2**20).decode("utf-8"), "environment.json")
         if told.get(STARTED_BY) in (LOCAL, FLOWER):
             return str(told[STARTED_BY])
     return RUN
@@ -65,13 +65,13 @@ def how_to_resume(folder: Path, by: str = "") -> str:
     return f"{by} --resume {shlex.quote(str(folder))}"
 
 
-def asked(stop: Asked | None) -> contextlib.AbstractContextManager[Asked]:
+def stop_or_signal(stop: StopRequest | None) -> contextlib.AbstractContextManager[StopRequest]:
     """Who says when to stop: the caller, or the user by a signal."""
-    return contextlib.nullcontext(stop) if stop else listening()
+    return contextlib.nullcontext(stop) if stop else listen_for_signals()
 
 
 @contextlib.contextmanager
-def listening(first: Callable[[], None] | None = None) -> Iterator[Asked]:
+def listen_for_signals(first: Callable[[], None] | None = None) -> Iterator[StopRequest]:
     """Whether Ctrl-C or SIGTERM came: the first is only noted (and `first` called), the second is KeyboardInterrupt.
 
     Only in the main thread, and only where the signals have no handler of the program's own.
@@ -93,7 +93,7 @@ def listening(first: Callable[[], None] | None = None) -> Iterator[Asked]:
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM is KeyboardInterrupt meanwhile, so that what was begun is cleared away."""
     with _handling(_interrupt, signal.SIGTERM):
         yield

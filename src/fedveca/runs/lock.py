@@ -18,7 +18,7 @@ class InUse(ValueError):
 
 
 @contextlib.contextmanager
-def held(folder: Path, made: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, made: bool = False) -> Iterator[None]:
     """The folder is this process's alone meanwhile; `made`: it is made first, and removed if that fails.
 
     ValueError where that cannot be.

@@ -12,23 +12,23 @@ from typing import Any, TypedDict
 import torch
 
 from fedveca.algorithms import Algorithm
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.experiment import FIELDS, METHODS, Experiment
 from fedveca.runs.federate import Diverged, federate
-from fedveca.runs.folder import Run, plain
-from fedveca.tasks.custom import OWN, check_dataset, shown
+from fedveca.runs.folder import Run, to_json
+from fedveca.tasks.custom import CUSTOM, check_dataset, show_value
 from fedveca.tasks.datasets.dataset import NAMES, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, called, why
+from fedveca.tasks.validate import Metric, display_name, explain_error
 
 Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each client's rows; or of (data, N, seed)
 
 
-class Own(TypedDict, total=False):
-    """Objects of your own in place of what the settings name; the record calls them own:NAME.
+class CustomObjects(TypedDict, total=False):
+    """Objects of your own in place of what the settings name; the record calls them custom:NAME.
 
     Attributes:
         data: What from_arrays, from_torch, from_hugging_face or from_partitioner gives.
@@ -57,7 +57,7 @@ def check_functions(**functions: Any) -> None:
     """ValueError where what is to be called cannot be."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise ValueError(f"{name}={shown(function)} is not a function; it is one, or None")
+            raise ValueError(f"{name}={show_value(function)} is not a function; it is one, or None")
 
 
 def check_experiment(experiment: Any) -> None:
@@ -71,13 +71,13 @@ def check_experiment(experiment: Any) -> None:
         way = "Experiment(**settings) makes one of a dict"
     elif isinstance(experiment, type):
         way = f"{experiment.__name__}() makes one"
-    raise ValueError(f"experiment={shown(experiment)} is not an Experiment; {way}")
+    raise ValueError(f"experiment={show_value(experiment)} is not an Experiment; {way}")
 
 
 def check_folder(out: Any) -> None:
     """ValueError where a folder cannot have this path."""
     if not isinstance(out, str | os.PathLike) or isinstance(os.fspath(out), bytes):
-        raise ValueError(f"out={shown(out)} is not a path; it is a folder's, text or a pathlib.Path")
+        raise ValueError(f"out={show_value(out)} is not a path; it is a folder's, text or a pathlib.Path")
     if not os.fspath(out):
         raise ValueError("out='' is empty; name a folder")
     try:
@@ -86,21 +86,25 @@ def check_folder(out: Any) -> None:
         return
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"out={shown(os.fspath(out))} cannot be a folder: {reason}") from error
+        raise ValueError(f"out={show_value(os.fspath(out))} cannot be a folder: {reason}") from error
 
 
 def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any, ...]:
     """The methods to compare; ValueError where they, or the counts, are none."""
     for name, count, most in (("seeds", seeds, MOST_SEEDS), ("workers", workers, MOST_WORKERS)):
         if type(count) is not int or not 1 <= count <= most:
-            raise ValueError(f"{name}={shown(count)} is out of range; it is a whole number from 1 to {most}")
+            raise ValueError(f"{name}={show_value(count)} is out of range; it is a whole number from 1 to {most}")
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
-        raise ValueError(f"methods={shown(methods)} are no methods; they are a tuple such as ('fedveca', 'fedavg')")
+        raise ValueError(
+            f"methods={show_value(methods)} are no methods; they are a tuple such as ('fedveca', 'fedavg')"
+        )
     for method in methods:
         if not isinstance(method, str):
             name_of("method", method)
         elif method not in METHODS:
-            raise ValueError(f"methods: {shown(method)} is not known; it is one of {', '.join(METHODS)}, or an object")
+            raise ValueError(
+                f"methods: {show_value(method)} is not known; it is one of {', '.join(METHODS)}, or an object"
+            )
     return tuple(methods)
 
 
@@ -117,7 +121,7 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
     few = Shares(shares.rows[shares.start[:-1]], torch.arange(clients + 1))
     with torch.random.fork_rng(devices=[]):
         try:
-            cohort = Local(
+            cohort = LocalCohort(
                 method,
                 problem,
                 data.x,
@@ -136,12 +140,12 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 if state.w.shape != (problem.size,) or len(state.tau) != clients:
                     got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
                     raise ValueError(f"update gives {got}, not [{problem.size}] and [{clients}]")
-                json.dumps({name: plain(value) for name, value in trace.items()})
+                json.dumps({name: to_json(value) for name, value in trace.items()})
         except Diverged:
             return
         except Exception as error:
             raise ValueError(
-                f"{said} fails in a small trial round: {why(error)}; see fedveca.testing.check_algorithm"
+                f"{said} fails in a small trial round: {explain_error(error)}; see fedveca.testing.check_algorithm"
             ) from error
 
 
@@ -150,21 +154,23 @@ def check_runs(runs: Any) -> list[Run]:
     found = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | bytes) else [runs]
     if not found or not all(isinstance(run, Run) for run in found) or isinstance(runs, Run):
         odd = next((run for run in found if not isinstance(run, Run)), runs)
-        raise ValueError(f"runs: {shown(odd)} is not a list of runs; they are what run, compare and Run.open return")
+        raise ValueError(
+            f"runs: {show_value(odd)} is not a list of runs; they are what run, compare and Run.open return"
+        )
     return found
 
 
-def copy_line(line: dict[str, Any]) -> dict[str, Any]:
+def copy_record(line: dict[str, Any]) -> dict[str, Any]:
     """A round's line for a function of the user's: what it changes there stays out of the record."""
     return {name: list(value) if isinstance(value, list) else value for name, value in line.items()}
 
 
-def named(experiment: Experiment, **given: Any) -> Experiment:
+def name_objects(experiment: Experiment, **given: Any) -> Experiment:
     """The settings with what was given in place of what they name; ValueError where something is missing or wrong."""
     check_experiment(experiment)
     names = {key: name_of(key, thing) for key, thing in given.items() if thing is not None}
     for key in given:
-        if key not in names and getattr(experiment, key).startswith(OWN):
+        if key not in names and getattr(experiment, key).startswith(CUSTOM):
             raise ValueError(
                 f"{key}={getattr(experiment, key)} is an object that was given from Python; give it again, {key}=..."
             )
@@ -184,8 +190,10 @@ def name_of(key: str, thing: Any) -> str:
     if key == "data":
         if not isinstance(thing, Dataset):
             raise ValueError(f"data is {type(thing).__name__}; from_arrays(x, y) and its like make a Dataset of it")
-        if not isinstance(thing.name, str) or not (thing.name.startswith(OWN) or thing.name in NAMES):
-            raise ValueError(f"data is a Dataset called {shown(thing.name)}; the name of your own starts with {OWN}")
+        if not isinstance(thing.name, str) or not (thing.name.startswith(CUSTOM) or thing.name in NAMES):
+            raise ValueError(
+                f"data is a Dataset called {show_value(thing.name)}; the name of your own starts with {CUSTOM}"
+            )
         check_dataset(thing)
         return thing.name
     if key in ("loss", "metric") and isinstance(thing, str):
@@ -208,5 +216,7 @@ def name_of(key: str, thing: Any) -> str:
         if type(thing).__module__.startswith(Algorithm.__module__.rpartition(".")[0]):
             mine = {f.name: _number(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name in FIELDS}
             dataclasses.replace(Experiment(), **mine)  # the ranges of its settings
-        return OWN + (" ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__)
-    return OWN + called(thing)
+        return CUSTOM + (
+            " ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__
+        )
+    return CUSTOM + display_name(thing)

@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.experiment import shown
+from fedveca.runs.experiment import printable
 from fedveca.runs.files import read_inside
-from fedveca.runs.schema import table
+from fedveca.runs.schema import parse_object
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
 DEEPEST = 32  # lists and tables within each other; a run writes three
@@ -17,7 +17,7 @@ DEEPEST = 32  # lists and tables within each other; a run writes three
 
 def read_table(folder: Path, name: str, most: int = MOST) -> dict[str, Any]:
     """The names and values of a JSON file; ValueError or OSError where it cannot be what a run wrote."""
-    found = table(read_inside(folder, name, most).decode(), name)
+    found = parse_object(read_inside(folder, name, most).decode(), name)
     level: list[Any] = [found]
     for _ in range(DEEPEST):
         level = [
@@ -41,7 +41,7 @@ def require_inside(folder: Path, name: str, but: str = "") -> None:
             mode = os.lstat(path).st_mode
         except FileNotFoundError:
             continue
-        said = shown(str(path.relative_to(folder)))
+        said = printable(str(path.relative_to(folder)))
         if stat.S_ISLNK(mode) and path == top:
             raise ValueError(f"{said} in the run folder is a link")
         if stat.S_ISLNK(mode) and path.name != but and not Path(os.path.realpath(path)).is_relative_to(home):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedveca.algorithms import Algorithm
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.lock import InUse, held
+from fedveca.runs.lock import InUse, lock_folder
 from fedveca.tasks.datasets.dataset import FEATURES
 
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -75,7 +75,7 @@ def discard_unbegun(folder: Path) -> Iterator[None]:
     except Exception as error:
         lines = folder / "rounds.jsonl"
         if missing and folder.exists() and not isinstance(error, OSError):
-            with contextlib.suppress(OSError, InUse), held(folder):  # another process may have made it meanwhile
+            with contextlib.suppress(OSError, InUse), lock_folder(folder):  # another process may have made it meanwhile
                 if not (lines.exists() and lines.stat().st_size):
                     shutil.rmtree(folder)
             with contextlib.suppress(OSError):

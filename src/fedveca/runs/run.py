@@ -17,18 +17,29 @@ from torch import Tensor
 
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.faults import Inner
-from fedveca.cohorts.local.threads import Team
+from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import Course, begin, mark, restore, rows_of, store
+from fedveca.runs.checkpoint import Progress, identify_run, load_checkpoint, rows_of, save_checkpoint, start_progress
 from fedveca.runs.experiment import ADAPTIVE, Experiment
-from fedveca.runs.federate import Diverged, federate, loss_of
-from fedveca.runs.folder import FORMER, LAST, ROWS, Folder, Run, plain, require_files, require_new, summary_of, writing
-from fedveca.runs.interrupt import RUN, Asked, Stopped, asked, find_starter, how_to_resume
-from fedveca.runs.lock import held
-from fedveca.runs.overrides import Own, check_experiment, check_folder, check_functions, copy_line
-from fedveca.tasks.custom import shown
+from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.folder import (
+    FORMER,
+    LAST,
+    ROWS,
+    Run,
+    RunFolder,
+    guard_writing,
+    require_files,
+    require_new,
+    summary_of,
+    to_json,
+)
+from fedveca.runs.interrupt import RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
+from fedveca.runs.lock import lock_folder
+from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions, copy_record
+from fedveca.tasks.custom import show_value
 from fedveca.tasks.datasets.dataset import prepare
-from fedveca.tasks.datasets.download import silent
+from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.partition import label_counts
 from fedveca.tasks.problem import Problem
 from fedveca.trackers.tracking import tracked
@@ -42,17 +53,17 @@ def run(
     *,
     device: str = "auto",
     watch: Watch | None = None,
-    say: Callable[[str], None] | None = silent,
-    stop: Asked | None = None,
+    say: Callable[[str], None] | None = do_nothing,
+    stop: StopRequest | None = None,
     cohort: Inner | None = None,
     started_by: str = RUN,
-    **own: Unpack[Own],
+    **custom: Unpack[CustomObjects],
 ) -> Run:
     """Runs the experiment; `watch` sees each round's line, `out` names the run folder (none: in memory).
 
     With a folder, Ctrl-C, SIGTERM or a `stop()` that is true ends it after the round: all saved, then Stopped.
-    `data`, `model`, `loss`, `metric`, `partition` and `method` may be objects of your own: see `Own`. `cohort` is the
-    clients, where they are not in this process, and `started_by` then says in the folder who can resume it.
+    `data`, `model`, `loss`, `metric`, `partition` and `method` may be custom objects: see `CustomObjects`. `cohort` is
+    the clients, where they are not in this process, and `started_by` then says in the folder who can resume it.
 
     Examples:
         >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
@@ -60,19 +71,22 @@ def run(
     """
     check_experiment(experiment)
     check_functions(watch=watch, say=say, stop=stop)
-    device = resolve(device)
+    device = resolve_device(device)
     if out is not None:
         check_folder(out)
         require_new(out)
-    built = build(experiment, device, say=say, cohort=cohort, **own)
-    experiment, course = built.experiment, begin(built)
+    built = build(experiment, device, say=say, cohort=cohort, **custom)
+    experiment, course = built.experiment, start_progress(built)
     if out is None:
         return _go(experiment, built, device, course, [], None, watch)
-    out, counts = Path(out), mix(built) if len(built.shares.rows) else None  # rows of the clients' own are not known
+    out, counts = (
+        Path(out),
+        count_labels(built) if len(built.shares.rows) else None,
+    )  # rows of the clients' own are not known
     with (
-        held(out, made=True),
-        Folder.make(out, experiment, device, counts, started_by) as folder,
-        asked(stop) as ending,
+        lock_folder(out, made=True),
+        RunFolder.make(out, experiment, device, counts, started_by) as folder,
+        stop_or_signal(stop) as ending,
     ):
         built.cohort.memory.home = folder.path / ROWS
         return _go(experiment, built, device, course, [], folder, watch, ending)
@@ -86,9 +100,9 @@ def resume(
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
     data_dir: str | None = None,
-    stop: Asked | None = None,
+    stop: StopRequest | None = None,
     cohort: Inner | None = None,
-    **own: Unpack[Own],
+    **custom: Unpack[CustomObjects],
 ) -> Run:
     """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.
 
@@ -96,34 +110,34 @@ def resume(
     """
     check_folder(out)
     check_functions(watch=watch, tell=tell, stop=stop)
-    out, device = Path(out), resolve(device)
+    out, device = Path(out), resolve_device(device)
     Run.open(out)
-    with held(out):
+    with lock_folder(out):
         former = Run.open(out)
         require_files(out)
         if cohort is None and (by := find_starter(out)) != RUN:
             raise ValueError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
-        built = build(e, device, cohort=cohort, **own)
+        built = build(e, device, cohort=cohort, **custom)
         e = built.experiment
         course, said = _left(out, former, e, built, device)
         if said and tell:
             tell(said)
         lines = [_due(line, e) for line in former.rounds[: course.round]]
-        with Folder.again(out, e, lines) as folder, asked(stop) as ending:
+        with RunFolder.again(out, e, lines) as folder, stop_or_signal(stop) as ending:
             if said.endswith(FORMER):
-                with writing(out):
+                with guard_writing(out):
                     os.replace(out / FORMER, out / LAST)  # the next checkpoint would put the damaged one in its place
             return _go(e, built, device, course, lines, folder, watch, ending)
 
 
-def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> tuple[Course, str]:
+def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> tuple[Progress, str]:
     """Where the run in a folder stopped; ValueError where it cannot go on to what is asked."""
     if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
         built.cohort.memory.home = rows_of(out)
-        return begin(built), f"{out} has no checkpoint yet: it begins again at round 1"
-    course, said = restore(out, built, mark(e, built), device)
+        return start_progress(built), f"{out} has no checkpoint yet: it begins again at round 1"
+    course, said = load_checkpoint(out, built, identify_run(e, built), device)
     if course.round > len(former.rounds):
         raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
@@ -149,15 +163,15 @@ def _go(
     e: Experiment,
     built: Built,
     device: str,
-    course: Course,
+    course: Progress,
     lines: list[dict[str, Any]],
-    folder: Folder | None,
+    folder: RunFolder | None,
     watch: Watch | None,
-    ending: Asked = lambda: False,
+    ending: StopRequest = lambda: False,
 ) -> Run:
     """The rounds that are left, then the closing summary."""
     began, stopped = time.perf_counter(), ""
-    test, belongs = Test(built, device), mark(e, built) if folder else ""
+    test, belongs = Test(built, device), identify_run(e, built) if folder else ""
     rounds = federate(
         built.algorithm,
         built.cohort,
@@ -169,7 +183,7 @@ def _go(
         seed=e.seed,
         rollback=e.keep == "rollback",
     )
-    remembering = partial(writing, folder.path, RowsError) if folder else contextlib.nullcontext
+    remembering = partial(guard_writing, folder.path, RowsError) if folder else contextlib.nullcontext
     while True:
         start = time.perf_counter()
         try:
@@ -181,8 +195,8 @@ def _go(
         if after is None:
             break
         state, trace = after
-        line = {name: plain(value) for name, value in trace.items() if name != "least"}
-        course = judged(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
+        line = {name: to_json(value) for name, value in trace.items() if name != "least"}
+        course = judge_model(course, e.keep, line, float(trace.get("least", math.inf)))._replace(state=state)
         line["seconds"] = round(time.perf_counter() - start, 6)
         if course.round % e.test_every == 0 or course.round == e.rounds:
             line |= test(state.w)
@@ -193,16 +207,16 @@ def _go(
         if folder:
             folder.round(line)
             if last or course.round % e.checkpoint_every == 0:
-                store(folder.path, course, built.cohort.memory, belongs)
+                save_checkpoint(folder.path, course, built.cohort.memory, belongs)
         if watch:
-            watch(copy_line(line))
+            watch(copy_record(line))
         if last and folder and course.round < e.rounds:
             how = how_to_resume(folder.path)
             raise Stopped(f"stopped after round {course.round} of {e.rounds}, all saved; to go on: {how}")
     w, kept, kept_round = course.state.w, course.kept, course.kept_round
     if e.keep == "best":
         with remembering():
-            F = loss_of(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
+            F = evaluate_loss(built.algorithm, built.cohort, course.state, course.round, e.participation, e.seed)
     if e.keep != "best" or course.kept_loss >= F:
         kept, kept_round = w, course.round
     summary = summary_of(
@@ -221,14 +235,14 @@ def _go(
     return Run(e, lines, summary, model, folder.path if folder else None)
 
 
-def mix(built: Built) -> Tensor:
+def count_labels(built: Built) -> Tensor:
     """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
     y = built.data.y
     labelled = y.dim() == 1 and not y.is_floating_point()
     return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
 
 
-def judged(course: Course, keep: str, line: dict[str, Any], least: float) -> Course:
+def judge_model(course: Progress, keep: str, line: dict[str, Any], least: float) -> Progress:
     """One round more; F(w_k) comes with round k, so under keep=best w_k is judged one round late."""
     w_k, k = course.state.w, course.round
     if keep == "best" and "train_loss" in line:  # no one may have answered
@@ -248,7 +262,7 @@ class Test:
         self.pixels = built.data.pixels
         if device == "cpu":
             self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
-        self.team = Team(0 if device == "cpu" else 1)
+        self.team = ThreadPool(0 if device == "cpu" else 1)
         self.block = len(self.y) if self.problem.whole else 1000 if device == "cpu" else 10000
 
     def __call__(self, w: Tensor) -> dict[str, float | None]:
@@ -258,14 +272,14 @@ class Test:
 
         sums = torch.stack(list(self.team.map(part, range(0, len(self.y), self.block)))).sum(0)
         loss, metric = (sums / len(self.y)).tolist()
-        return {"test_loss": plain(loss), f"test_{self.problem.measure}": plain(metric)}
+        return {"test_loss": to_json(loss), f"test_{self.problem.measure}": to_json(metric)}
 
 
-def resolve(device: Any) -> str:
+def resolve_device(device: Any) -> str:
     """auto is CUDA where there is one; a torch.device without an index is taken by its name."""
     device = str(device) if isinstance(device, torch.device) else device
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device={shown(device)} is not known; it is 'auto', 'cpu' or 'cuda'")
+        raise ValueError(f"device={show_value(device)} is not known; it is 'auto', 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: no CUDA device is at hand; use cpu or auto")
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"

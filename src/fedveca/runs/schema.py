@@ -14,7 +14,7 @@ NUMBERS = ("tau_k", "train_loss", "test_loss", "test_accuracy", "seconds", "L", 
 LARGEST = sys.float_info.max
 
 
-def inside(folder: Path, name: str) -> Path:
+def find_inside(folder: Path, name: str) -> Path:
     """A file of the folder; ValueError for what is no file, or a link that leads out of it."""
     path = folder / name
     if path.exists() and not path.is_file():
@@ -26,7 +26,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def table(text: str, where: str) -> dict[str, Any]:
+def parse_object(text: str, where: str) -> dict[str, Any]:
     """The names and values of a line of JSON."""
     try:
         out = json.loads(text, parse_constant=_refuse)
@@ -38,7 +38,7 @@ def table(text: str, where: str) -> dict[str, Any]:
     return out
 
 
-def sound(rounds: list[dict[str, Any]], summary: dict[str, Any], first: int = 0) -> None:
+def validate_records(rounds: list[dict[str, Any]], summary: dict[str, Any], first: int = 0) -> None:
     """ValueError where a known name has a value that no run writes; the rounds are those from `first` on."""
     for k, line in enumerate(rounds, first):
         wrong = [name for name in WHOLE if name in line and not _each(line[name], _whole)]

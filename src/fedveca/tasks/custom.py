@@ -15,7 +15,7 @@ from fedveca.tasks.datasets.dataset import Dataset, prepare
 
 LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
-OWN = "own:"  # what the settings of a run call an object that was given from Python
+CUSTOM = "custom:"  # what the settings of a run call an object that was given from Python
 Array = NDArray[Any]
 
 
@@ -40,9 +40,9 @@ def from_arrays(
         (4, 1, 2)
     """
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST:
-        raise ValueError(f"name={shown(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
+        raise ValueError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
     if not isinstance(tokens, bool):
-        raise ValueError(f"tokens={shown(tokens)} is neither True nor False")
+        raise ValueError(f"tokens={show_value(tokens)} is neither True nor False")
     rows, targets = _rows(x, "x", tokens), _targets(y, "y")
     _paired(rows, targets, "x and y")
     owner = None if writer is None else _writers(writer, len(rows))
@@ -71,7 +71,7 @@ def from_arrays(
     pixels = "unit" if rows.dtype == torch.uint8 and rows.dim() in (3, 4) else "as-is"
     if pixels == "as-is":
         rows, x_test = prepare(rows, pixels), prepare(x_test, pixels)
-    return Dataset(OWN + name, rows, targets, x_test, y_test, classes, pixels, owner)
+    return Dataset(CUSTOM + name, rows, targets, x_test, y_test, classes, pixels, owner)
 
 
 def from_torch(dataset: Any, *, test: Any = 0.2, tokens: bool = False, name: str = "") -> Dataset:
@@ -178,7 +178,7 @@ def _not_numbers(array: Array, values: Any, of_text: str) -> str:
     first = array.flat[0] if array.size else None
     if isinstance(first, str):
         return f"holds {array.dtype if array.dtype.kind != 'O' else 'text'}, not numbers{of_text}"
-    return f"holds {array.dtype if array.dtype.kind != 'O' else shown(first)}, not numbers"
+    return f"holds {array.dtype if array.dtype.kind != 'O' else show_value(first)}, not numbers"
 
 
 def _signed(array: Array, said: str) -> Tensor:
@@ -206,7 +206,9 @@ def _paired(x: Tensor, y: Tensor, said: str) -> None:
 def _split(rows: int, share: float) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held back, each in rising order."""
     if isinstance(share, bool) or not isinstance(share, float | int) or not 0 < share < 1:
-        raise ValueError(f"test={shown(share)} is out of range; it is a share in (0, 1) or test data, a pair (x, y)")
+        raise ValueError(
+            f"test={show_value(share)} is out of range; it is a share in (0, 1) or test data, a pair (x, y)"
+        )
     held = max(1, round(share * rows))
     if held >= rows:
         raise ValueError(f"{rows} rows are too few to hold back {held} of them")
@@ -260,7 +262,7 @@ def _items(dataset: Any, said: str) -> tuple[Any, Any]:
 def _columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[Array, Array]:
     names = [x] if isinstance(x, str) else list(x) if isinstance(x, Sequence) else []
     if not names:
-        raise ValueError(f"x={shown(x)} names no column; it is a column's name, or a list of them")
+        raise ValueError(f"x={show_value(x)} names no column; it is a column's name, or a list of them")
     columns = [_column(dataset, name, said) for name in names]
     try:
         rows = columns[0] if isinstance(x, str) else np.stack([np.asarray(c, np.float32) for c in columns], 1)
@@ -298,12 +300,12 @@ def check_dataset(data: Dataset) -> None:
             held = f"labels {int(y.min())} to {int(y.max())}"
             raise ValueError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
     if data.pixels not in ("as-is", "unit", "standardised"):
-        raise ValueError(f"pixels of the data is {shown(data.pixels)}; it is as-is, unit or standardised")
+        raise ValueError(f"pixels of the data is {show_value(data.pixels)}; it is as-is, unit or standardised")
     if data.writer is not None and (not isinstance(data.writer, Tensor) or data.writer.shape != data.y.shape[:1]):
         raise ValueError("writer of the data is not a tensor with one owner for each training row")
 
 
-def shown(value: Any, most: int = 80) -> str:
+def show_value(value: Any, most: int = 80) -> str:
     """A value as part of a sentence: on one line and not without end."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[:most]}..."

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.problem import Problem, SquaredSvm
-from fedveca.tasks.validate import ROWS, Goal, Metric, called, tried, why
+from fedveca.tasks.validate import ROWS, Goal, Metric, display_name, explain_error, validate_model
 
 Shape = tuple[int, ...]
 Model = nn.Module | Callable[[Shape, int], nn.Module]
@@ -76,7 +76,7 @@ def model(
     hidden: int = 64,
     precision: str = "float32",
     seed: int = 0,
-    own: Model | None = None,
+    custom: Model | None = None,
     loss: str | Rows = "auto",
     metric: str | Metric = "auto",
     sample: Sample | None = None,
@@ -87,7 +87,7 @@ def model(
     targets to try model, loss and metric on; `classes` is 0 where the targets are numbers.
     """
     x, y = sample or (torch.rand(ROWS, *shape, generator=torch.Generator().manual_seed(0)), torch.zeros(ROWS).long())
-    if own is None and name == "svm":
+    if custom is None and name == "svm":
         if y.is_floating_point() or y.dim() > 1 or (loss, metric) != ("auto", "auto"):
             raise ValueError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
         if x.dtype == torch.int64:
@@ -96,11 +96,11 @@ def model(
     outputs = classes or math.prod(y.shape[1:])
     build: Callable[[], nn.Module]
     said = f"model={name}"
-    if own is not None:
-        said = f"the model ({called(own)})"
-        if not isinstance(own, nn.Module) and not callable(own):
-            raise ValueError(f"model is {type(own).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
-        build = (lambda: deepcopy(own).cpu()) if isinstance(own, nn.Module) else partial(own, shape, outputs)
+    if custom is not None:
+        said = f"the model ({display_name(custom)})"
+        if not isinstance(custom, nn.Module) and not callable(custom):
+            raise ValueError(f"model is {type(custom).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
+        build = (lambda: deepcopy(custom).cpu()) if isinstance(custom, nn.Module) else partial(custom, shape, outputs)
     elif name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(shape)}")
@@ -117,12 +117,12 @@ def model(
             module = build()
         except Exception as error:
             wanted = f"rows of shape {list(shape)} and {outputs} {'classes' if classes else 'numbers'}"
-            raise ValueError(f"{said} cannot be built for {wanted}: {why(error)}") from error
+            raise ValueError(f"{said} cannot be built for {wanted}: {explain_error(error)}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise ValueError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
-    return tried(module, said, Goal.of(loss, metric, classes), x, y, precision)
+    return validate_model(module, said, Goal.of(loss, metric, classes), x, y, precision)
 
 
 def _import(name: str) -> Callable[[Shape, int], nn.Module]:
@@ -131,7 +131,7 @@ def _import(name: str) -> Callable[[Shape, int], nn.Module]:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's file may fail in any way
-        raise ValueError(f"model={name} cannot be imported: {why(error)}") from error
+        raise ValueError(f"model={name} cannot be imported: {explain_error(error)}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     if not callable(factory):

@@ -71,7 +71,7 @@ def partition(
     )
 
 
-def given(lists: Any, rows: int) -> Shares:
+def from_lists(lists: Any, rows: int) -> Shares:
     """Shares as the user lists them: the rows of client 0, of client 1, ..., of `rows` in all."""
     if isinstance(lists, str | bytes) or not isinstance(lists, Sequence | np.ndarray) or not len(lists):
         raise ValueError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")

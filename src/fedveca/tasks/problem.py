@@ -110,7 +110,7 @@ class SquaredSvm:
         return self
 
 
-class Network:
+class ModuleProblem:
     """Any module without buffers or randomness, cross-entropy and accuracy unless told otherwise.
 
     Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
@@ -187,8 +187,8 @@ class Network:
     def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         return _mean(per_row(self.loss(functional_call(module, self.named(w), (x,)), y)), weight)
 
-    def fork(self) -> Network:
-        return Network(self.module, "", self.loss, self.metric, self.precision, self.measure)
+    def fork(self) -> ModuleProblem:
+        return ModuleProblem(self.module, "", self.loss, self.metric, self.precision, self.measure)
 
     def _replica(self, device: torch.device) -> Replica:
         """A module changes while it is called, so each thread has its own on each device."""
@@ -201,7 +201,7 @@ class Network:
 class Replica:
     """A copy of the module whose parameters are views of the vector at hand."""
 
-    def __init__(self, network: Network, device: torch.device) -> None:
+    def __init__(self, network: ModuleProblem, device: torch.device) -> None:
         self.network, self.module = network, copy.deepcopy(network.module).to(device)
         self.parameters = list(self.module.parameters())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
-from fedveca.tasks.problem import FEW, Network, Problem
+from fedveca.tasks.problem import FEW, ModuleProblem, Problem
 
 ROWS = 8  # tried at a time
 ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
@@ -34,7 +34,7 @@ class Goal(NamedTuple):
         for what, given in (("loss", loss), ("metric", metric)):
             if not isinstance(given, str) and not callable(given):
                 raise ValueError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
-        name = metric if isinstance(metric, str) else called(metric)
+        name = metric if isinstance(metric, str) else display_name(metric)
         if not name.isidentifier() or name == "loss":
             raise ValueError(f"metric is called {name!r}; its name stands in the record: give a function made by def")
         return Goal(
@@ -45,9 +45,9 @@ class Goal(NamedTuple):
         )
 
 
-def tried(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precision: str) -> Network:
+def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precision: str) -> ModuleProblem:
     """The module with its goal as a problem; ValueError with one sentence where they do not fit rows x and y."""
-    network = Network(module, said, goal.loss, goal.metric, precision, goal.measure)
+    network = ModuleProblem(module, said, goal.loss, goal.metric, precision, goal.measure)
     if not torch.is_grad_enabled():
         raise ValueError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
     two, targets = x[:2].clone(), y[:2]
@@ -57,7 +57,9 @@ def tried(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precis
         hint = ""
         if two.is_floating_point() and any(isinstance(part, nn.Embedding) for part in module.modules()):
             hint = " (an Embedding wants whole numbers: from_arrays(..., tokens=True))"
-        raise ValueError(f"{said} does not fit rows of shape {list(two.shape[1:])}: {why(error)}{hint}") from error
+        raise ValueError(
+            f"{said} does not fit rows of shape {list(two.shape[1:])}: {explain_error(error)}{hint}"
+        ) from error
     want = [*targets.shape, goal.classes]
     if list(scores.shape) != want:
         got = f"{said} gives scores {list(scores.shape)} for {len(two)} rows"
@@ -88,7 +90,7 @@ def tried(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precis
 
 def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
     """ValueError where the model cannot take the largest ids of rows x [D, ...] of tokens."""
-    if not isinstance(problem, Network) or x.dtype != torch.int64 or not x.numel():
+    if not isinstance(problem, ModuleProblem) or x.dtype != torch.int64 or not x.numel():
         return
     rows = x[torch.unique(x.flatten(1).argmax(0))]  # at every place of a row, the one with the largest id there
     try:
@@ -98,11 +100,11 @@ def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
     except Exception as error:
         hint = "; an Embedding needs num_embeddings above the largest id" if isinstance(error, IndexError) else ""
         raise ValueError(
-            f"{said} does not fit all rows of {of}, whose ids go up to {int(x.max())}: {why(error)}{hint}"
+            f"{said} does not fit all rows of {of}, whose ids go up to {int(x.max())}: {explain_error(error)}{hint}"
         ) from error
 
 
-def _check_rows_apart(network: Network, said: str, rows: Tensor) -> None:
+def _check_rows_apart(network: ModuleProblem, said: str, rows: Tensor) -> None:
     """ValueError where the scores of a row depend on the rows that stand in the same batch."""
     start = network.init()
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
@@ -112,7 +114,7 @@ def _check_rows_apart(network: Network, said: str, rows: Tensor) -> None:
             mixed = _mixed(network, w, rows, share)
         except Exception as error:
             if w is start:
-                raise ValueError(f"{said} cannot take a batch of one row: {why(error)}") from error
+                raise ValueError(f"{said} cannot take a batch of one row: {explain_error(error)}") from error
             continue
         if mixed:
             raise ValueError(
@@ -121,7 +123,7 @@ def _check_rows_apart(network: Network, said: str, rows: Tensor) -> None:
             )
 
 
-def _mixed(network: Network, w: Tensor, rows: Tensor, share: float) -> bool:
+def _mixed(network: ModuleProblem, w: Tensor, rows: Tensor, share: float) -> bool:
     """Whether the first or the last row has other scores in a smaller batch."""
     with torch.no_grad():
         together = network.scores(w, rows.clone())
@@ -141,7 +143,7 @@ def _mixed(network: Network, w: Tensor, rows: Tensor, share: float) -> bool:
 
 
 def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
-    said = f"loss ({called(goal.loss)})"
+    said = f"loss ({display_name(goal.loss)})"
     given = scores.clone(), y.clone()
     try:
         rows = goal.loss(*given)
@@ -149,7 +151,8 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     except Exception as error:
         labels = "; labels are whole numbers, y.astype(int)" if y.is_floating_point() else ""
         raise ValueError(
-            f"{said} cannot take scores {list(scores.shape)} and targets {list(y.shape)}: {why(error)}{labels}"
+            f"{said} cannot take scores {list(scores.shape)} and targets {list(y.shape)}: "
+            f"{explain_error(error)}{labels}"
         ) from error
     if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
@@ -175,7 +178,7 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
             )
 
 
-def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
+def _whole(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
     """Whether the metric gives one number for all rows, which then go to it at once."""
     said = f"metric ({goal.measure})"
     named = goal.metric in METRICS.values()
@@ -188,7 +191,7 @@ def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
         if named:
             kinds = "accuracy is for labels, absolute_error for numbers"
             raise ValueError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
-        raise ValueError(f"{said} fails on the {len(y)} test rows: {why(error)}") from error
+        raise ValueError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
     if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
         raise ValueError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
     if given._version:
@@ -196,7 +199,7 @@ def _whole(network: Network, goal: Goal, x: Tensor, y: Tensor) -> bool:
     return value.dim() == 0 and not named
 
 
-def _can_be_mapped(network: Network, rows: Tensor, y: Tensor) -> bool:
+def _can_be_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> bool:
     """Whether many clients go through the module at once; one that branches on values takes them one by one."""
     n = FEW + 1
     try:
@@ -206,11 +209,11 @@ def _can_be_mapped(network: Network, rows: Tensor, y: Tensor) -> bool:
     return True
 
 
-def called(thing: Any) -> str:
+def display_name(thing: Any) -> str:
     """What to call an object of the user's: a function's own name, else that of its class."""
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def why(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """One line of it, never none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -10,10 +10,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Order
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.runs.overrides import CONTRACT
-from fedveca.tasks.partition import given
+from fedveca.tasks.partition import from_lists
 from fedveca.tasks.problem import SquaredSvm
 from fedveca.testing.played_round import (
     IDS,
@@ -23,10 +23,10 @@ from fedveca.testing.played_round import (
     call,
     close,
     one_way,
-    played,
-    said,
+    play_round,
+    raise_unless,
     same,
-    true,
+    type_name,
     vector,
     walked,
 )
@@ -37,23 +37,33 @@ TAKEN = ("tau", "loss", "after", "well")  # numbers that the clients report with
 
 def form(a: Algorithm) -> None:
     """A frozen dataclass with lr, whose server starts from the w and tau it is given."""
-    true(not isinstance(a, type), a, "is a class; give an object of it")
+    raise_unless(not isinstance(a, type), a, "is a class; give an object of it")
     lacks = [word for word in CONTRACT if not hasattr(a, word)]
-    true(not lacks, a, f"lacks {', '.join(lacks)}: subclass fedveca.algorithms.Algorithm for what SGD has anyway")
+    raise_unless(
+        not lacks, a, f"lacks {', '.join(lacks)}: subclass fedveca.algorithms.Algorithm for what SGD has anyway"
+    )
     frozen = dataclasses.is_dataclass(a) and type(a).__dataclass_params__.frozen
-    true(frozen, a, "is not a frozen dataclass: hyperparameters may not change while it runs")
-    true(isinstance(a.lr, float) and a.lr > 0, a, f"has lr={a.lr!r}; it is a number above 0")
+    raise_unless(frozen, a, "is not a frozen dataclass: hyperparameters may not change while it runs")
+    raise_unless(isinstance(a.lr, float) and a.lr > 0, a, f"has lr={a.lr!r}; it is a number above 0")
     w, tau = vector(0), all_steps()
     state = call(a, "init", w, tau)
-    true(hasattr(state, "_asdict"), a, f"init gives {type(state).__name__}; state is a NamedTuple with w and tau")
+    raise_unless(
+        hasattr(state, "_asdict"), a, f"init gives {type(state).__name__}; state is a NamedTuple with w and tau"
+    )
     for name, v in state._asdict().items():
-        true(isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored")
-    true(torch.equal(state.w, w), a, "does not start from the w given to init")
-    true(torch.equal(state.tau, tau), a, "derives tau: init does not keep the numbers of steps it is given")
+        raise_unless(
+            isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored"
+        )
+    raise_unless(torch.equal(state.w, w), a, "does not start from the w given to init")
+    raise_unless(torch.equal(state.tau, tau), a, "derives tau: init does not keep the numbers of steps it is given")
     order = call(a, "order", state)
-    true(isinstance(order, Order) and torch.equal(order.w, state.w), a, "order does not send state.w to the clients")
+    raise_unless(
+        isinstance(order, Order) and torch.equal(order.w, state.w), a, "order does not send state.w to the clients"
+    )
     for name, v in order.aux.items():
-        true(v.shape == (P,), a, f"order sends {name} of shape {list(v.shape)}; what goes along is a vector [P]")
+        raise_unless(
+            v.shape == (P,), a, f"order sends {name} of shape {list(v.shape)}; what goes along is a vector [P]"
+        )
 
 
 def clients(a: Algorithm) -> None:
@@ -63,40 +73,50 @@ def clients(a: Algorithm) -> None:
     s = call(a, "start", order, memory, vector(1) if a.needs_gradient else nothing)
     w, s = call(a, "step", order, s, order.w, vector(2))
     out = call(a, "finish", order, s, w, torch.ones(1))
-    true(isinstance(out, tuple) and len(out) == 3, a, "finish does not give (vectors, numbers, memory)")
+    raise_unless(isinstance(out, tuple) and len(out) == 3, a, "finish does not give (vectors, numbers, memory)")
     vectors, numbers, kept = out
-    true(bool(vectors), a, "finish gives no vector: the server would learn nothing")
+    raise_unless(bool(vectors), a, "finish gives no vector: the server would learn nothing")
     for name, v in vectors.items():
-        true(v.shape == (P,), a, f"finish gives the vector {name} of shape {list(v.shape)}, not [P]")
+        raise_unless(v.shape == (P,), a, f"finish gives the vector {name} of shape {list(v.shape)}, not [P]")
     for name, v in numbers.items():
-        true(v.shape == (1,), a, f"finish gives the number {name} of shape {list(v.shape)}, not [1] (keepdim=True)")
-        true(name not in TAKEN, a, f"derives {name}: the clients report it themselves, finish may not")
+        raise_unless(
+            v.shape == (1,), a, f"finish gives the number {name} of shape {list(v.shape)}, not [1] (keepdim=True)"
+        )
+        raise_unless(name not in TAKEN, a, f"derives {name}: the clients report it themselves, finish may not")
     agree = {name: v.shape for name, v in kept.items()} == {name: v.shape for name, v in memory.items()}
-    true(agree, a, f"finish keeps {sorted(kept)} in memory, a new client {sorted(memory)}: names and shapes must agree")
+    raise_unless(
+        agree, a, f"finish keeps {sorted(kept)} in memory, a new client {sorted(memory)}: names and shapes must agree"
+    )
     bad = [name for name, v in {**vectors, **numbers, **kept}.items() if not bool(torch.isfinite(v).all())]
     why = "" if a.needs_gradient else " without needs_gradient = True g0 is not computed, it is NaN"
-    true(not bad, a, f"gives {', '.join(bad)} that is not finite;{why}")
+    raise_unless(not bad, a, f"gives {', '.join(bad)} that is not finite;{why}")
 
 
 def server(a: Algorithm) -> None:
     """The state keeps its form from round to round; float32 stays float32."""
-    talk = played(a, 1)
+    talk = play_round(a, 1)
     out = call(a, "update", talk.state, IDS, talk.p, talk.report)
-    true(isinstance(out, tuple) and len(out) == 2, a, "update does not give (state, what to record)")
+    raise_unless(isinstance(out, tuple) and len(out) == 2, a, "update does not give (state, what to record)")
     want = out[0]
-    true(want.w.dtype == torch.float32 and want.w.shape == (P,), a, f"makes w {want.w.dtype} {list(want.w.shape)}")
-    true(type(want) is type(talk.state), a, "update gives another kind of state than init")
+    raise_unless(
+        want.w.dtype == torch.float32 and want.w.shape == (P,), a, f"makes w {want.w.dtype} {list(want.w.shape)}"
+    )
+    raise_unless(type(want) is type(talk.state), a, "update gives another kind of state than init")
     shape, kind = tuple(want.tau.shape), want.tau.dtype
-    true(shape == (N,) and kind == torch.int64, a, f"gives tau {list(shape)} {kind}; it is [N] int64 for all clients")
+    raise_unless(
+        shape == (N,) and kind == torch.int64, a, f"gives tau {list(shape)} {kind}; it is [N] int64 for all clients"
+    )
     for (name, v), before in zip(want._asdict().items(), talk.state, strict=True):
-        true(isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored")
+        raise_unless(
+            isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored"
+        )
         was, now = (f"{t.dtype} {list(t.shape)}" for t in (before, v))
-        true(was == now, a, f"state field {name} turns from {was} to {now}")
+        raise_unless(was == now, a, f"state field {name} turns from {was} to {now}")
 
 
 def along_the_last_axis(a: Algorithm) -> None:
     """Many clients at once are each of them alone."""
-    order = a.order(played(a, 1).state)
+    order = a.order(play_round(a, 1).state)
     grads = torch.stack([vector(10 + i) for i in range(3)])
     alone = [walked(a, order, a.memory(order.w), grads[i], 3) for i in range(3)]
     memory = {name: v.expand(3, -1) for name, v in a.memory(order.w).items()}
@@ -104,12 +124,13 @@ def along_the_last_axis(a: Algorithm) -> None:
         together = walked(a, order, memory, grads, 3, check_s=True)
     except (RuntimeError, IndexError, ValueError) as error:
         raise AssertionError(
-            f"{said(a)} cannot take many clients at once: {error}; work along the last axis, never branch on values"
+            f"{type_name(a)} cannot take many clients at once: {error}; "
+            "work along the last axis, never branch on values"
         ) from error
     for what, many, *each in zip(("vectors", "numbers", "memory"), together, *alone, strict=True):
         for name in each[0]:
             for i, one in enumerate(each):
-                true(
+                raise_unless(
                     many[name].shape == (3, *one[name].shape) and close(many[name][i], one[name]),
                     a,
                     f"mixes clients: {name} of the {what} differs when clients go together; "
@@ -120,24 +141,26 @@ def along_the_last_axis(a: Algorithm) -> None:
 def pure(a: Algorithm) -> None:
     """No call changes what it is given or the object itself, and the same call gives the same."""
     before = repr(vars(a))
-    talk = played(a, 2)
+    talk = play_round(a, 2)
     order = a.order(talk.state)
     call(a, "update", talk.state, IDS, talk.p, talk.report)
     s = call(a, "start", order, talk.memory[0], vector(1))
     w, s = call(a, "step", order, s, order.w.clone(), vector(2))
     w, s = call(a, "step", order, s, w, vector(3))
     call(a, "finish", order, s, w, torch.full((1,), 2.0))
-    true(repr(vars(a)) == before, a, "keeps something in itself between calls; all that changes is passed in and out")
+    raise_unless(
+        repr(vars(a)) == before, a, "keeps something in itself between calls; all that changes is passed in and out"
+    )
 
 
 def weights(a: Algorithm) -> None:
     """p counts, the number and the order of the clients do not."""
-    talk = played(a, 2)
+    talk = play_round(a, 2)
     want, told = a.update(talk.state, IDS, talk.p, talk.report)
     turned = torch.tensor([2, 0, 1])
     each = {name: v[turned] for name, v in talk.report.each.items()}
     got, _ = a.update(talk.state, IDS[turned], talk.p[turned], talk.report._replace(each=each))
-    true(same(got, want), a, "depends on the order in which clients are listed")
+    raise_unless(same(got, want), a, "depends on the order in which clients are listed")
     # the first client as two, each with half of its rows and all of its numbers: everything stays
     twice = torch.tensor([0, 0, 1, 2])
     each = {name: v[twice] for name, v in talk.report.each.items()}
@@ -145,29 +168,31 @@ def weights(a: Algorithm) -> None:
     ids = torch.tensor([1, 5, 3, 4])
     state = talk.state._replace(tau=talk.state.tau.index_copy(0, torch.tensor([5]), talk.state.tau[1:2]))
     split, _ = a.update(state, ids, half, talk.report._replace(each=each))
-    true(
+    raise_unless(
         close(split.w, want.w),
         a,
         "forgets p: a client split in two halves moves the model; numbers of clients are averaged as p @ numbers",
     )
     for name, v in told.items():
-        true(name not in RECORDED and not name.startswith("test_"), a, f"records {name}, a name that is taken")
-        true(v.dim() == 0 or v.shape == IDS.shape, a, f"records {name} of shape {list(v.shape)}, not [] or [n]")
+        raise_unless(name not in RECORDED and not name.startswith("test_"), a, f"records {name}, a name that is taken")
+        raise_unless(v.dim() == 0 or v.shape == IDS.shape, a, f"records {name} of shape {list(v.shape)}, not [] or [n]")
 
 
 def steps(a: Algorithm) -> None:
     """The server's tau is what is taken, reported and used; who is absent keeps his."""
-    talk = played(a, 2)
+    talk = play_round(a, 2)
     after, _ = a.update(talk.state, IDS, talk.p, talk.report)
     absent = ~torch.isin(torch.arange(N), IDS)
     kept = torch.equal(after.tau[absent], talk.state.tau[absent])
-    true(kept, a, "changes tau of clients that did not answer; set tau[ids] alone")
-    true(bool((after.tau >= 1).all()), a, f"gives tau {after.tau.tolist()}; every client takes at least 1 step")
+    raise_unless(kept, a, "changes tau of clients that did not answer; set tau[ids] alone")
+    raise_unless(bool((after.tau >= 1).all()), a, f"gives tau {after.tau.tolist()}; every client takes at least 1 step")
     other = talk.state._replace(tau=talk.state.tau + 7)
     moved, _ = a.update(other, IDS, talk.p, talk.report)
-    true(close(moved.w, after.w), a, 'derives tau from the state; the steps that were taken are report.each["tau"]')
+    raise_unless(
+        close(moved.w, after.w), a, 'derives tau from the state; the steps that were taken are report.each["tau"]'
+    )
     short, long = (one_way(a, tau) for tau in (2, 6))
-    true(
+    raise_unless(
         short is None or long is None or long <= 1.01 * short,
         a,
         "derives tau: a client that ends at the same model moves the server further when told to take more steps; "
@@ -177,22 +202,24 @@ def steps(a: Algorithm) -> None:
 
 def stored(a: Algorithm) -> None:
     """The state goes to disk and back to the same bits."""
-    talk = played(a, 2)
+    talk = play_round(a, 2)
     want, _ = a.update(talk.state, IDS, talk.p, talk.report)
     disk = load(save({name: v.contiguous().clone() for name, v in talk.state._asdict().items()}))
     got, _ = a.update(talk.state._replace(**disk), IDS, talk.p, talk.report)
-    true(same(got, want, exact=True), a, "goes on otherwise after its state was stored and read back")
+    raise_unless(same(got, want, exact=True), a, "goes on otherwise after its state was stored and read back")
 
 
 def federation(a: Algorithm) -> None:
     """It runs: clients of unequal steps in one batch, two of six in a round, with their memory."""
     x, y = torch.stack([vector(i) for i in range(24)]), torch.arange(24) % 2
-    cohort = Local(a, SquaredSvm(P), x, y, given([range(i, 24, N) for i in range(N)], 24), batch=3)
+    cohort = LocalCohort(a, SquaredSvm(P), x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
     state = a.init(torch.zeros(P), all_steps())
     for k, (after, trace) in enumerate(federate(a, cohort, state, 4, participation=0.5)):
-        true(len(trace["left_out"]) == 0, a, f"gives numbers that are not finite in round {k} of a small federation")
+        raise_unless(
+            len(trace["left_out"]) == 0, a, f"gives numbers that are not finite in round {k} of a small federation"
+        )
         state = after
-    true(not torch.equal(state.w, torch.zeros(P)), a, "does not move the model in four rounds")
+    raise_unless(not torch.equal(state.w, torch.zeros(P)), a, "does not move the model in four rounds")
 
 
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (

@@ -15,7 +15,7 @@ IDS, TAU = torch.tensor([1, 3, 4]), torch.tensor([4, 2, 3])  # who answers of si
 WEIGHT = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
-class Talk(NamedTuple):
+class PlayedRound(NamedTuple):
     """One round as the server sees it."""
 
     state: Any
@@ -24,7 +24,7 @@ class Talk(NamedTuple):
     memory: list[Named]
 
 
-def played(a: Algorithm, rounds: int) -> Talk:
+def play_round(a: Algorithm, rounds: int) -> PlayedRound:
     """A talk about to be closed: `rounds` rounds of three of the six clients, the last one not yet taken in."""
     state, memory = a.init(vector(0), all_steps()), [a.memory(vector(0)) for _ in IDS]
     state = state._replace(tau=state.tau.index_copy(0, IDS, TAU))
@@ -38,7 +38,7 @@ def played(a: Algorithm, rounds: int) -> Talk:
         if k + 1 < rounds:
             state = a.update(state, IDS, WEIGHT, report)[0]
             state = state._replace(tau=state.tau.index_copy(0, IDS, TAU))
-    return Talk(state, WEIGHT, report, memory)
+    return PlayedRound(state, WEIGHT, report, memory)
 
 
 def walked(
@@ -53,7 +53,7 @@ def walked(
         for leaf in tree_flatten(s)[0]:
             good = isinstance(leaf, Tensor) and leaf.dim() > 1 and len(leaf) == len(centre)
             what = f"{list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
-            true(good, a, f"carries {what} through its steps; all of s is tensors [..., P] or [..., 1]")
+            raise_unless(good, a, f"carries {what} through its steps; all of s is tensors [..., P] or [..., 1]")
     return a.finish(order, s, w, torch.full((*centre.shape[:-1], 1), float(tau)))
 
 
@@ -84,12 +84,12 @@ def call(a: Algorithm, name: str, *arguments: Any) -> Any:
     for given, was in zip(tree_flatten(arguments)[0], tree_flatten(before)[0], strict=True):
         if isinstance(given, Tensor):
             alike = given.shape == was.shape and torch.equal(torch.nan_to_num(given), torch.nan_to_num(was))
-            true(alike, a, f"mutates its input: {name} changes a tensor that it was given; make a new one")
+            raise_unless(alike, a, f"mutates its input: {name} changes a tensor that it was given; make a new one")
     again = getattr(a, name)(*arguments)
     for one, two in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
         if isinstance(one, Tensor):
             alike = torch.equal(torch.nan_to_num(one), torch.nan_to_num(two))
-            true(alike, a, f"is not deterministic: {name} gives another result for the same input")
+            raise_unless(alike, a, f"is not deterministic: {name} gives another result for the same input")
     return out
 
 
@@ -110,10 +110,10 @@ def all_steps() -> Tensor:
     return torch.arange(3, 3 + N)
 
 
-def true(good: bool, a: Any, fault: str) -> None:
+def raise_unless(good: bool, a: Any, fault: str) -> None:
     if not good:
-        raise AssertionError(f"{said(a)} {fault}")
+        raise AssertionError(f"{type_name(a)} {fault}")
 
 
-def said(a: Any) -> str:
+def type_name(a: Any) -> str:
     return a.__name__ if isinstance(a, type) else type(a).__name__

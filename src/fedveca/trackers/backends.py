@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from fedveca.runs.experiment import Experiment, shown
+from fedveca.runs.experiment import Experiment, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.reading import require_inside
 
@@ -99,7 +99,7 @@ class MLflow:
         parts = urlsplit(place)
         path = Path(unquote(parts.path)).resolve()
         if parts.scheme != "file" or parts.netloc or not path.is_relative_to(local.resolve()):
-            raise ValueError(f"mlflow/mlflow.db puts artifacts outside of the run folder, at {shown(place)}")
+            raise ValueError(f"mlflow/mlflow.db puts artifacts outside of the run folder, at {printable(place)}")
 
     def _start(self, folder: Path, artifacts: str) -> str:
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedveca")

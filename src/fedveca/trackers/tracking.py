@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.experiment import Experiment, shown
-from fedveca.runs.folder import Run, whole, writing
+from fedveca.runs.experiment import Experiment, printable
+from fedveca.runs.folder import Run, guard_writing, write_atomic
 from fedveca.runs.reading import read_table
 from fedveca.runs.schema import LARGEST
 from fedveca.trackers.backends import MAKERS, Tracker, Values
@@ -119,7 +119,7 @@ class Tracking:
         except ModuleNotFoundError as error:
             said = f"track={name} needs the extra fedveca[track]: pip install 'fedveca[track]' ({error})"
         except Exception as error:  # whatever a tracker does, the run matters more
-            said = f"track={name} failed: {shown(' '.join(str(error).split()), 300) or type(error).__name__}"
+            said = f"track={name} failed: {printable(' '.join(str(error).split()), 300) or type(error).__name__}"
         tracker = self.trackers.pop(name, None)
         if tracker:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -130,8 +130,8 @@ class Tracking:
     def _note(self) -> None:
         if self.folder and self.trackers:
             notes = {name: {"key": t.key, "sent": self.sent[name]} for name, t in self.trackers.items()}
-            with writing(self.folder):
-                whole(self.folder / NOTES, json.dumps(_notes(self.folder) | notes, indent=2).encode())
+            with guard_writing(self.folder):
+                write_atomic(self.folder / NOTES, json.dumps(_notes(self.folder) | notes, indent=2).encode())
 
 
 def names(track: str) -> list[str]:

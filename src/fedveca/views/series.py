@@ -70,7 +70,7 @@ def curves(runs: Iterable[Run]) -> list[Curve]:
 
 def look(method: str) -> tuple[str, str, str]:
     """A method's name, colour and dash."""
-    return LOOK.get(method, (method.removeprefix("own:"), OTHERS[sum(method.encode()) % len(OTHERS)], "-"))
+    return LOOK.get(method, (method.removeprefix("custom:"), OTHERS[sum(method.encode()) % len(OTHERS)], "-"))
 
 
 def _telling(runs: Sequence[Run]) -> list[str]:

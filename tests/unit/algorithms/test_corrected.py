@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveca.algorithms import Corrected, FedVeca, Named, Report
 from fedveca.algorithms.contrib.corrected import averaged
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.models import model
@@ -170,7 +170,7 @@ def test_log_averages_drop_what_is_common_to_all_clients() -> None:
 def test_absent_clients_keep_tau_and_memory() -> None:
     data, algorithm = load("digits"), Corrected(0.05, tau_max=9)
     problem = model("svm", (1, 8, 8), 10)
-    cohort = Local(algorithm, problem, data.x, data.y, partition("dirichlet", data.y, 10, 8, seed=1), batch=8)
+    cohort = LocalCohort(algorithm, problem, data.x, data.y, partition("dirichlet", data.y, 10, 8, seed=1), batch=8)
     state = algorithm.init(problem.init(), torch.full((8,), 4))
     for after, trace in federate(algorithm, cohort, state, 8, participation=0.25):
         absent = torch.ones(8, dtype=torch.bool)

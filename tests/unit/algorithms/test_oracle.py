@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from fedveca.algorithms import FedVeca
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.models import model
@@ -46,13 +46,13 @@ def test_fedveca_is_the_papers_algorithm(name: str, rollback: bool, lanes: int) 
         size = torch.tensor([len(rows)])
 
         def batch(k: int, lam: int) -> Tensor:
-            return draws.rows(SEED, k, torch.tensor([i]), size, lam + 1, BATCH)[0, lam]
+            return draws.draw_rows(SEED, k, torch.tensor([i]), size, lam + 1, BATCH)[0, lam]
 
         return Client(loss, data.x[rows], data.y[rows], eta, batch)
 
     expected = server([client(i) for i in range(5)], problem.init(), eta, ALPHA, 10, 50, K, rollback)
     algorithm = FedVeca(eta, ALPHA, 50)
-    cohort = Local(
+    cohort = LocalCohort(
         algorithm, problem, data.x, data.y, shares, batch=BATCH, seed=SEED, probe=0, after=rollback, lanes=lanes
     )
     state = algorithm.init(problem.init(), torch.full((5,), 10))

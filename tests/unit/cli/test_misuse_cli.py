@@ -17,7 +17,7 @@ from zygote import Zygote, zygote
 from fedveca.cli import SHORT_OF_MEMORY, main
 from fedveca.runs import resources as room
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.interrupt import ran_out
+from fedveca.runs.interrupt import is_out_of_memory
 
 Capture = pytest.CaptureFixture[str]
 LONG = "x" * 5000
@@ -26,15 +26,15 @@ LINE = "holds a control character or the end of a line"
 FAST = ["model=svm", "rounds=1", "batch=8"]
 ROOM = 4 << 30  # bytes of address space where a command may ask for too many
 PRESETS = {  # what they hold, and what is said of it
-    "newline": (r'data = "own:x\ntouch PWN\n#"', f"data=own:x\\ntouch PWN\\n# {OBJECT}"),
-    "escape": (r'method = "own:\u001b[2J"', f"method=own:\\x1b[2J {OBJECT}"),
+    "newline": (r'data = "custom:x\ntouch PWN\n#"', f"data=custom:x\\ntouch PWN\\n# {OBJECT}"),
+    "escape": (r'method = "custom:\u001b[2J"', f"method=custom:\\x1b[2J {OBJECT}"),
     "quote": ("model = 'a\"b:f'", 'model=a"b:f is not known; it is svm, cnn, mlp or package.module:factory'),
     "model": (r'model = "a\nb:f"', f"model='a\\nb:f' {LINE}"),
     "track": (r'track = "wandb\n"', f"track='wandb\\n' {LINE}; allowed: some of "),
     "faults": (r'faults = "drop:0.1\r"', f"faults='drop:0.1\\r' {LINE}"),
-    "partition": ('partition = "own:mine"', f"partition=own:mine {OBJECT}"),
-    "loss": ('loss = "own:mine"', f"loss=own:mine {OBJECT}auto | "),
-    "metric": ('metric = "own:mine"', f"metric=own:mine {OBJECT}auto | "),
+    "partition": ('partition = "custom:mine"', f"partition=custom:mine {OBJECT}"),
+    "loss": ('loss = "custom:mine"', f"loss=custom:mine {OBJECT}auto | "),
+    "metric": ('metric = "custom:mine"', f"metric=custom:mine {OBJECT}auto | "),
     "date": ("rounds = 1979-05-27", "rounds=datetime.date(1979, 5, 27) is not int; allowed: >= 1"),
     "tables": ("[[rounds]]\na = 1", "rounds=[{'a': 1}] is not int; allowed: >= 1"),
     "section": ("[experiment]\nrounds = 1", "experiment is not a setting"),
@@ -156,10 +156,10 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "hidden=2147483647"], "hidden=2147483647 needs 2,577.0 GB of memory or more, and "),
         # objects that only Python gives, and names that are none
         *(
-            (["run", f"{key}=own:x"], f"{key}=own:x {OBJECT}")
+            (["run", f"{key}=custom:x"], f"{key}=custom:x {OBJECT}")
             for key in ("data", "model", "method", "loss", "metric", "partition")
         ),
-        (["compare", "--methods", "fedavg,own:x"], "method=own:x is an object that was given from Python"),
+        (["compare", "--methods", "fedavg,custom:x"], "method=custom:x is an object that was given from Python"),
         (["run", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data; accuracy "),
         (["compare", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data"),
         (["run", "loss=squared_error"], "loss (squared_error) cannot take scores [2, 10] and targets [2]"),
@@ -212,8 +212,8 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["partition", "clients=2147483647"], "clients=2147483647 is more than the 1438 training rows"),
         (["partition", "partition=shards", "shards=2147483647"], "clients=5 with shards=2147483647 asks for more "),
         (["partition", "--json", "--quiet", "roundz=1"], "roundz is not a setting; did you mean rounds?"),
-        (["partition", "data=own:x"], "data=own:x is an object that was given from Python"),
-        (["partition", "newline.toml"], "data=own:x\\ntouch PWN\\n# is an object that was given from Python"),
+        (["partition", "data=custom:x"], "data=custom:x is an object that was given from Python"),
+        (["partition", "newline.toml"], "data=custom:x\\ntouch PWN\\n# is an object that was given from Python"),
         (["data", "get", ""], "there are no files to get for ''"),
         (["data", "get", "../x"], "there are no files to get for '../x'"),
         (["data", "get", "mnist\0"], "there are no files to get for 'mnist\\x00'; did you mean 'mnist'?"),
@@ -224,14 +224,17 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["deploy", "init", "k", "--nodes", "0"], "clients=0 is out of range; allowed: >= 1"),
         (["deploy", "init", "k", "--nodes", "2147483647"], "--nodes 2147483647 is out of range; at most 10000 nodes"),
         (["deploy", "init", "k", "clients=10001"], "clients=10001 is out of range; at most 10000 nodes"),
-        (["deploy", "init", "k", "newline.toml"], "data=own:x\\ntouch PWN\\n# is an object that was given from Python"),
-        (["deploy", "init", "k", "escape.toml"], "method=own:\\x1b[2J is an object that was given from Python"),
+        (
+            ["deploy", "init", "k", "newline.toml"],
+            "data=custom:x\\ntouch PWN\\n# is an object that was given from Python",
+        ),
+        (["deploy", "init", "k", "escape.toml"], "method=custom:\\x1b[2J is an object that was given from Python"),
         (["deploy", "init", "k", "--port", "-1"], "--port -1 is out of range"),
         (["deploy", "init", "done"], "done already exists and is not empty; name another folder"),
         (["deploy", "init", "k", "method=centralised"], "method=centralised has no clients"),
         (["deploy", "local", "--nodes", "-3"], "clients=-3 is out of range; allowed: >= 1"),
         (["deploy", "local", "--nodes", "2147483647"], "--nodes 2147483647 is out of range; at most 10000 nodes"),
-        (["deploy", "local", "model=own:x"], "model=own:x is an object that was given from Python"),
+        (["deploy", "local", "model=custom:x"], "model=custom:x is an object that was given from Python"),
         (["deploy", "local", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["deploy", "local", "--resume", "done", "lr=3"], "--resume takes the run as it is; only rounds=N"),
         (["deploy", "local", "--out", "done"], "done already holds a run"),
@@ -433,6 +436,6 @@ def test_what_says_that_memory_ran_out() -> None:
     for ask in (lambda: torch.empty(2**60), lambda: np.empty(2**58), lambda: bytearray(2**62)):
         with pytest.raises((MemoryError, RuntimeError)) as caught:
             ask()
-        assert ran_out(caught.value)
-    assert not ran_out(RuntimeError("shape '[359]' is invalid for input of size 3590"))
-    assert not ran_out(None)
+        assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shape '[359]' is invalid for input of size 3590"))
+    assert not is_out_of_memory(None)

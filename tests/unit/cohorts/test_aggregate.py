@@ -1,4 +1,4 @@
-"""Gathering: the mean as ever, and rules that bad clients cannot carry away."""
+"""Aggregation: the mean as ever, and rules that bad clients cannot carry away."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedveca.algorithms import FedVeca
 from fedveca.cohorts import aggregate as module
-from fedveca.cohorts.aggregate import RULES, gather, middle, pulled_in
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.aggregate import RULES, aggregation_rule, middle, pulled_in
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.build import build
 from fedveca.runs.experiment import METHODS, Experiment
 from fedveca.runs.run import run
@@ -27,16 +27,16 @@ SMALL: dict[str, Any] = {"model": "svm", "rounds": 8, "batch": 8, "clients": 10,
 
 def one_by_one(rule: str, v: Tensor, weight: Tensor, **options: float) -> Tensor:
     """As a server does that hears its clients one after the other."""
-    gatherer = gather(rule, **options)()
+    aggregator = aggregation_rule(rule, **options)()
     for row, w in zip(v, weight, strict=True):
-        gatherer.add(gatherer.part(w[None], {"G": row[None]}))
-    return gatherer.close(float(weight.sum()))["G"]
+        aggregator.add(aggregator.part(w[None], {"G": row[None]}))
+    return aggregator.close(float(weight.sum()))["G"]
 
 
 def at_once(rule: str, v: Tensor, weight: Tensor, **options: float) -> Tensor:
-    gatherer = gather(rule, **options)()
-    gatherer.add(gatherer.part(weight, {"G": v}))
-    return gatherer.close(float(weight.sum()))["G"]
+    aggregator = aggregation_rule(rule, **options)()
+    aggregator.add(aggregator.part(weight, {"G": v}))
+    return aggregator.close(float(weight.sum()))["G"]
 
 
 def test_examples() -> None:
@@ -104,11 +104,11 @@ def test_the_median_clip_follows_the_scale(scale: float) -> None:
 
 def test_clip_holds_few_sums() -> None:
     """Streaming: a thousand clients of like norm leave a handful of sums, not a thousand vectors."""
-    gatherer = gather("clip")()
+    aggregator = aggregation_rule("clip")()
     for seed in range(1000):
         v = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed))
-        gatherer.add(gatherer.part(torch.ones(1), {"G": v}))
-    assert len(gatherer.levels["G"]) <= 6  # type: ignore[attr-defined]
+        aggregator.add(aggregator.part(torch.ones(1), {"G": v}))
+    assert len(aggregator.levels["G"]) <= 6  # type: ignore[attr-defined]
 
 
 def test_a_client_that_is_not_well_has_no_say() -> None:
@@ -118,11 +118,13 @@ def test_a_client_that_is_not_well_has_no_say() -> None:
         assert torch.allclose(at_once(rule, v, weight), others)
 
 
-def cohort(rule: str, **options: Any) -> Local:
+def cohort(rule: str, **options: Any) -> LocalCohort:
     data = load("digits")
     shares = partition("case1", data.y, 10, 8)
     problem = model("svm", (1, 8, 8), 10)
-    return Local(FedVeca(0.05), problem, data.x, data.y, shares, batch=8, gather=gather(rule), **options)
+    return LocalCohort(
+        FedVeca(0.05), problem, data.x, data.y, shares, batch=8, aggregate=aggregation_rule(rule), **options
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -148,15 +150,15 @@ def test_defences_withstand_what_ruins_the_mean(method: str) -> None:
     clean, bad = accuracy(), "scale:0.2:-10"
     assert accuracy(faults=bad) < clean - 0.25
     for rule in ("clip", "trimmed", "median"):
-        assert accuracy(faults=bad, gather=rule) > clean - 0.1
-        assert accuracy(gather=rule) > clean - 0.05
+        assert accuracy(faults=bad, aggregate=rule) > clean - 0.1
+        assert accuracy(aggregate=rule) > clean - 0.05
 
 
 def test_liars_about_numbers_do_not_set_every_tau() -> None:
     """A beta of 0 is the least A of all, and every other client takes 2 steps; unless the least are distrusted."""
 
     def honest(rule: str) -> Tensor:
-        e = Experiment(**(SMALL | {"faults": "lie:0.2", "gather": rule, "rounds": 8}))
+        e = Experiment(**(SMALL | {"faults": "lie:0.2", "aggregate": rule, "rounds": 8}))
         bad = _bad(e)
         lines = run(e, device="cpu").rounds[2:]
         return torch.tensor([[t for i, t in zip(x["ids"], x["tau"], strict=True) if i not in bad] for x in lines])
@@ -174,7 +176,7 @@ def test_liars_about_losses_do_not_hide_that_the_model_is_bad() -> None:
 
     clean = told()
     assert told(faults="lie:0.2") < 0.85 * clean
-    assert told(faults="lie:0.2", gather="clip") > 0.95 * clean
+    assert told(faults="lie:0.2", aggregate="clip") > 0.95 * clean
 
 
 def _bad(e: Experiment) -> dict[int, str]:
@@ -191,7 +193,7 @@ def test_numbers_are_pulled_in() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(ValueError, match=r"^gather=medain is not known \(did you mean median\?\)"):
-        Experiment(gather="medain")
-    with pytest.raises(ValueError, match=r"^gather_trim=0.6 is out of range; allowed: \[0, 0.5\]"):
-        Experiment(gather_trim=0.6)
+    with pytest.raises(ValueError, match=r"^aggregate=medain is not known \(did you mean median\?\)"):
+        Experiment(aggregate="medain")
+    with pytest.raises(ValueError, match=r"^aggregate_trim=0.6 is out of range; allowed: \[0, 0.5\]"):
+        Experiment(aggregate_trim=0.6)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import FedAvg, FedVeca, control
-from fedveca.cohorts.client_memory import Memory
-from fedveca.cohorts.client_store import Damaged, Shelf
-from fedveca.cohorts.local.cohort import Local
-from fedveca.cohorts.random import sample
+from fedveca.cohorts.client_memory import ClientMemory
+from fedveca.cohorts.client_store import ClientStore, Damaged
+from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.random import sample_clients
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import ROWS
 from fedveca.runs.experiment import Experiment
@@ -54,7 +54,7 @@ def values(ids: Tensor, k: int) -> dict[str, Tensor]:
 NEW = {"a": torch.full((3,), -1.0), "b": torch.full((2,), -2.0)}
 
 
-def asked(memory: Memory, ids: Tensor) -> list[list[float]]:
+def asked(memory: ClientMemory, ids: Tensor) -> list[list[float]]:
     told = memory.recall(ids, NEW)
     return torch.cat([told["a"], told["b"]], 1).tolist()
 
@@ -62,11 +62,11 @@ def asked(memory: Memory, ids: Tensor) -> list[list[float]]:
 @pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
 def test_memory_is_the_same_in_ram_and_on_disk(limit: int, tmp_path: Path) -> None:
     """Wherever a row lies, it is the client's last one; one never seen has the method's beginning."""
-    memory, last = Memory(50, limit), {}
+    memory, last = ClientMemory(50, limit), {}
     memory.home = tmp_path / ROWS
     assert len(memory) == 0
     for k in range(12):
-        ids = sample(1, k, 50, 9)[torch.randperm(9, generator=torch.Generator().manual_seed(k))]
+        ids = sample_clients(1, k, 50, 9)[torch.randperm(9, generator=torch.Generator().manual_seed(k))]
         memory.remember(ids, values(ids, k))
         last |= dict.fromkeys(ids.tolist(), k)
         if k % 3 == 2:
@@ -85,19 +85,19 @@ def test_memory_is_the_same_in_ram_and_on_disk(limit: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
 def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None:
     """Cut off after any write, the file holds the rows of the last checkpoint and of the one before it."""
-    memory = Memory(30, limit)
+    memory = ClientMemory(30, limit)
     memory.home = tmp_path / ROWS
     kept: list[tuple[dict[str, Tensor], list[list[float]]]] = []
     for k in range(40):
         if k == 20:  # killed, and taken up from the former checkpoint
-            memory = Memory(30, limit)
+            memory = ClientMemory(30, limit)
             memory.load(tmp_path / ROWS, kept[-2][0], "cpu", NEW)
             del kept[-1]
-        for part in sample(2, k, 30, 12).split(5):
+        for part in sample_clients(2, k, 30, 12).split(5):
             memory.remember(part, values(part, k))
             for saved, want in kept[-2:]:
                 shutil.copy(tmp_path / ROWS, tmp_path / "cut")
-                again = Memory(30, limit)
+                again = ClientMemory(30, limit)
                 again.load(tmp_path / "cut", saved, "cpu", NEW)
                 assert asked(again, torch.arange(30)) == want
         if random.Random(k).random() < 0.6:
@@ -108,18 +108,20 @@ def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None
 
 
 def test_a_damaged_row_is_seen(tmp_path: Path) -> None:
-    shelf = Shelf(4, 3, tmp_path / ROWS)
+    shelf = ClientStore(4, 3, tmp_path / ROWS)
     shelf.write(torch.tensor([2, 0]), torch.rand(2, 3))
     saved = shelf.save()
-    assert torch.equal(Shelf.load(4, tmp_path / ROWS, saved).read(torch.tensor([0])), shelf.read(torch.tensor([0])))
+    assert torch.equal(
+        ClientStore.load(4, tmp_path / ROWS, saved).read(torch.tensor([0])), shelf.read(torch.tensor([0]))
+    )
     content = (tmp_path / ROWS).read_bytes()
     for hurt in (content[:-1], content[:5] + bytes([content[5] ^ 1]) + content[6:], b""):
         (tmp_path / ROWS).write_bytes(hurt)
         with pytest.raises(Damaged, match=ROWS):
-            Shelf.load(4, tmp_path / ROWS, saved)
+            ClientStore.load(4, tmp_path / ROWS, saved)
     (tmp_path / ROWS).unlink()
     with pytest.raises(Damaged, match="cannot be read"):
-        Shelf.load(4, tmp_path / ROWS, saved)
+        ClientStore.load(4, tmp_path / ROWS, saved)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -184,7 +186,7 @@ def test_fedveca_with_few_clients_a_round() -> None:
     state, met = built.state, set[int]()
     for k, (after, trace) in enumerate(federate(built.algorithm, built.cohort, state, 12, participation=0.1)):
         ids = trace["ids"]
-        assert ids.tolist() == sample(0, k, 60, 6).tolist()
+        assert ids.tolist() == sample_clients(0, k, 60, 6).tolist()
         assert torch.equal(trace["tau"], state.tau[ids])
         others = torch.ones(60, dtype=torch.bool)
         others[ids] = False
@@ -208,7 +210,7 @@ def test_threads_do_not_meet_in_a_mapped_module() -> None:
     tau = torch.arange(300) % 7 + 3
     means = []
     for threads in (1, 4):
-        cohort = Local(FedAvg(0.05), problem, data.x, data.y, shares, batch=64, lanes=10, threads=threads)
+        cohort = LocalCohort(FedAvg(0.05), problem, data.x, data.y, shares, batch=64, lanes=10, threads=threads)
         means.append(cohort(0, order, ids, tau)[1].mean["G"])
     assert torch.equal(*means)
 

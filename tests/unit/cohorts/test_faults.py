@@ -13,7 +13,7 @@ from torch import Tensor
 from fedveca.algorithms import Scaffold
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.faults import BAD, FORMS, Faults, parse
+from fedveca.cohorts.faults import BAD, FORMS, Faults, parse_faults
 from fedveca.runs.build import build
 from fedveca.runs.experiment import METHODS, Experiment
 from fedveca.runs.federate import federate
@@ -155,8 +155,8 @@ def test_a_run_that_diverges_still_says_so() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"method": "fedveca", "faults": "drop:0.3,crash:0.1:3,late:0.1,nan:0.1,flip:0.1,lie:0.1", "gather": "clip"},
-        {"method": "scaffold", "participation": 0.5, "faults": "drop:0.3,scale:0.2:4", "gather": "median"},
+        {"method": "fedveca", "faults": "drop:0.3,crash:0.1:3,late:0.1,nan:0.1,flip:0.1,lie:0.1", "aggregate": "clip"},
+        {"method": "scaffold", "participation": 0.5, "faults": "drop:0.3,scale:0.2:4", "aggregate": "median"},
         {"method": "fedveca", "keep": "rollback", "clients": 2, "faults": "drop:0.6"},
         {"method": "fedveca", "dp_noise": 0.5, "faults": "drop:0.2"},
         {"method": "scaffold", "dp_noise": 0.5, "participation": 0.5, "keep": "last"},
@@ -204,8 +204,8 @@ def test_too_few_clients_for_the_kinds(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_every_kind_has_a_form_and_spaces_do_not_matter() -> None:
     assert set(BAD) < set(FORMS)
-    assert parse("drop:0.1, flip:0.2") == parse("drop:0.1,flip:0.2")
-    assert parse("") == {}
+    assert parse_faults("drop:0.1, flip:0.2") == parse_faults("drop:0.1,flip:0.2")
+    assert parse_faults("") == {}
 
 
 def test_the_screen_tells_faults_from_numbers_that_ran_away(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

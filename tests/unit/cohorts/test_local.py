@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.local import cohort as local
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load, prepare
 from fedveca.tasks.models import model
@@ -26,7 +26,7 @@ def trained(algorithm: Algorithm, name: str, **options: Any) -> tuple[Tensor, li
     data = load("digits")
     problem = model(name, (1, 8, 8), 10)
     shares = partition("dirichlet", data.y, 10, 8, seed=1)
-    cohort = Local(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
+    cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
     seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
     return seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]
 
@@ -71,7 +71,7 @@ def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pix
     shares = partition("dirichlet", data.y, 10, 8, seed=1)
     ended = []
     for rows, how in ((prepare(x, pixels), "as-is"), (x, pixels)):
-        cohort = Local(algorithm, problem, rows, data.y, shares, batch=8, seed=5, probe=7, pixels=how)
+        cohort = LocalCohort(algorithm, problem, rows, data.y, shares, batch=8, seed=5, probe=7, pixels=how)
         seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
         ended.append((seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]))
     (plain, tau), (w, same) = ended
@@ -88,7 +88,7 @@ def test_probe_is_the_mean_over_evenly_spaced_rows(name: str, probe: int) -> Non
     shares = partition("quantity", data.y, 10, 6, seed=4)
     w = problem.init() + 0.1
     for lanes in (1, 6):
-        cohort = Local(FedVeca(0.1), problem, data.x, data.y, shares, batch=4, probe=probe, lanes=lanes)
+        cohort = LocalCohort(FedVeca(0.1), problem, data.x, data.y, shares, batch=4, probe=probe, lanes=lanes)
         _, report = cohort(0, FedVeca(0.1).order(FedVeca(0.1).init(w, UNEQUAL)), torch.arange(6), torch.full((6,), 2))
         want_g = torch.zeros_like(w)
         for i, size in enumerate(shares.sizes.tolist()):
@@ -112,8 +112,8 @@ def test_a_client_that_is_not_finite_is_left_out(name: str, lanes: int) -> None:
     bad[shares.rows[shares.start[3] : shares.start[4]]] = torch.nan
     algorithm = Scaffold(0.05)
     tau = torch.tensor([2, 3, 4, 5, 2])
-    broken = Local(algorithm, problem, bad, data.y, shares, batch=8, lanes=lanes)
-    whole = Local(algorithm, problem, data.x, data.y, shares, batch=8, lanes=lanes)
+    broken = LocalCohort(algorithm, problem, bad, data.y, shares, batch=8, lanes=lanes)
+    whole = LocalCohort(algorithm, problem, data.x, data.y, shares, batch=8, lanes=lanes)
     order = algorithm.order(algorithm.init(problem.init(), tau))
     who, report = broken(0, order, torch.arange(5), tau)
     others = torch.tensor([0, 1, 2, 4])
@@ -127,33 +127,33 @@ def test_a_client_that_is_not_finite_is_left_out(name: str, lanes: int) -> None:
 
 def test_draws_are_a_pure_function_of_seed_round_and_client() -> None:
     ids, sizes = torch.tensor([4, 9, 2]), torch.tensor([50, 7, 1000])
-    rows = draws.rows(1, 2, ids, sizes, 6, 10)
+    rows = draws.draw_rows(1, 2, ids, sizes, 6, 10)
     assert rows.shape == (3, 6, 10)
-    assert torch.equal(rows[1], draws.rows(1, 2, ids[1:2], sizes[1:2], 6, 10)[0])
-    assert torch.equal(rows[:, :4], draws.rows(1, 2, ids, sizes, 4, 10))  # more steps only add to it
-    for other in (draws.rows(2, 2, ids, sizes, 6, 10), draws.rows(1, 3, ids, sizes, 6, 10)):
+    assert torch.equal(rows[1], draws.draw_rows(1, 2, ids[1:2], sizes[1:2], 6, 10)[0])
+    assert torch.equal(rows[:, :4], draws.draw_rows(1, 2, ids, sizes, 4, 10))  # more steps only add to it
+    for other in (draws.draw_rows(2, 2, ids, sizes, 6, 10), draws.draw_rows(1, 3, ids, sizes, 6, 10)):
         assert not torch.equal(rows, other)
     assert all(bool((r >= 0).all() and (r < s).all()) for r, s in zip(rows, sizes, strict=True))
 
 
 def test_draws_are_even_and_unrelated() -> None:
-    rows = draws.rows(0, 0, torch.arange(40), torch.full((40,), 10), 50, 50)
+    rows = draws.draw_rows(0, 0, torch.arange(40), torch.full((40,), 10), 50, 50)
     counts = torch.bincount(rows.flatten(), minlength=10).double()
     expected = rows.numel() / 10
     assert float(((counts - expected) ** 2 / expected).sum()) < 30  # chi-squared, 9 degrees: 1 in 2,000
     a, b = rows[0].double().flatten(), rows[1].double().flatten()
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.08
-    later = draws.rows(0, 1, torch.tensor([0]), torch.tensor([10]), 50, 50).double().flatten()
+    later = draws.draw_rows(0, 1, torch.tensor([0]), torch.tensor([10]), 50, 50).double().flatten()
     assert abs(float(torch.corrcoef(torch.stack([a, later]))[0, 1])) < 0.08
 
 
 def test_sample_draws_each_client_as_often() -> None:
-    seen = torch.cat([draws.sample(3, k, 50, 10) for k in range(400)])
-    assert all(len(set(draws.sample(3, k, 50, 10).tolist())) == 10 for k in range(20))
+    seen = torch.cat([draws.sample_clients(3, k, 50, 10) for k in range(400)])
+    assert all(len(set(draws.sample_clients(3, k, 50, 10).tolist())) == 10 for k in range(20))
     counts = torch.bincount(seen, minlength=50).double()
     assert counts.min() > 50
     assert counts.max() < 115
-    assert draws.sample(3, 7, 5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert draws.sample_clients(3, 7, 5, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_one_number_is_mixed_as_a_tensor_is() -> None:

@@ -123,7 +123,7 @@ def test_drawing_clients_is_counted_where_it_is_hidden() -> None:
 
 def test_the_most_asked_client_decides_where_the_drawing_shows() -> None:
     shown = account(participation=0.1, hidden=False, seed=5)
-    times = torch.bincount(torch.cat([draws.sample(5, k, 100, 10) for k in range(30)]), minlength=100)
+    times = torch.bincount(torch.cat([draws.sample_clients(5, k, 100, 10) for k in range(30)]), minlength=100)
     assert shown.spent(30) == pytest.approx(account().spent(int(times.max())))
     assert shown.spent(0) == 0.0
 
@@ -199,7 +199,10 @@ def test_shown_on_the_screen_and_kept_in_the_folder(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dp_noise": 1.0, "gather": "median"}, "gather=median cannot go with dp_noise: the noise is measured for "),
+        (
+            {"dp_noise": 1.0, "aggregate": "median"},
+            "aggregate=median cannot go with dp_noise: the noise is measured for ",
+        ),
         ({"dp_noise": -1.0}, "dp_noise=-1.0 is out of range; allowed: >= 0"),
         ({"dp_clip": 0.0}, "dp_clip=0.0 is out of range; allowed: > 0"),
         ({"dp_delta": 1.0}, r"dp_delta=1.0 is out of range; allowed: \(0, 1\)"),

@@ -20,7 +20,7 @@ from safetensors.torch import load
 
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
-from fedveca.cohorts.client_memory import Memory
+from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, wide
 from fedveca.deploy import node, private_api
 from fedveca.deploy import node_process as worker
@@ -126,7 +126,7 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
         (["lr=x"], "lr=x"),
         (["partition=case2", "--nodes", "99999"], "99999"),
         (["engine=ray"], "engine=ray is for simulations"),
-        (["model=own:x"], "model=own:x"),
+        (["model=custom:x"], "model=custom:x"),
     ],
 )
 def test_refusals(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,11 +213,11 @@ def test_a_strangers_preset_cannot_write_into_scripts(tmp_path: Path, capsys: py
     assert len(scripts) == 4
     for n, line in enumerate(
         [
-            r'data = "own:x\ntouch PWN\n#"',
-            r'method = "own:a\" x"',
+            r'data = "custom:x\ntouch PWN\n#"',
+            r'method = "custom:a\" x"',
             r'model = "a:b\ntouch PWN"',
             'model = "a:$(touch PWN)"',
-            r'partition = "own:x\ntouch PWN"',
+            r'partition = "custom:x\ntouch PWN"',
             r'data_dir = "x\ntouch PWN"',
             'data_dir = "$(touch PWN) {host} `id`"',
             r'track = "x\ny"',
@@ -242,7 +242,7 @@ def test_the_server_tests_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest
     for shape, pixels in (((6, 8, 8), "unit"), ((6, 1, 8, 8), "unit"), ((6, 5), "as-is")):
         np.savez(tmp_path / "test.npz", x=np.ones(shape, np.uint8), y=np.arange(6))
         monkeypatch.setenv("FEDVECA_TEST_DATA", str(tmp_path / "test.npz"))
-        data = serve.tests(Experiment())
+        data = serve.load_test_data(Experiment())
         assert (data.name, data.classes, len(data.y_test), len(data.x), data.pixels) == ("digits", 6, 6, 0, pixels)
         Experiment(data=data.name)  # what the run records is a data set that it can name
 
@@ -327,7 +327,7 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
         worker._local.cache_clear()
         said, _ = asked(e, 1, tmp_path)
         assert said["said"] == {"client": 1, "rows": len(mine)}
-        parts.cohort.memory = Memory(3)
+        parts.cohort.memory = ClientMemory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
         for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
             said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)

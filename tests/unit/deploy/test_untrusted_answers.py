@@ -27,14 +27,14 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Report
 from fedveca.cohorts.flower import cohort as module
-from fedveca.cohorts.flower.cohort import Network
+from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.messages import order_of, reply
 from fedveca.deploy.node_process import work
-from fedveca.deploy.server import network
-from fedveca.runs.build import Built, build, deal, steps
-from fedveca.runs.build import method as method_of
+from fedveca.deploy.server import make_cohort
+from fedveca.runs.build import Built, build, initial_steps, load_data
+from fedveca.runs.build import make_method as method_of
 from fedveca.runs.experiment import METHODS, Experiment
-from fedveca.runs.federate import Diverged, federate, loss_of
+from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.run import run
 
 E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeout=5.0)
@@ -87,16 +87,16 @@ class Grid:
         return Message(RecordDict(records) if wrong is None else wrong, reply_to=message)
 
 
-def joined(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> Network:
-    made: Network = network(Grid(e, folder, changes, nodes), e, deal(e)[0], say=lambda text: None)
+def joined(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> FlowerCohort:
+    made: FlowerCohort = make_cohort(Grid(e, folder, changes, nodes), e, load_data(e)[0], say=lambda text: None)
     return made
 
 
-def built_of(e: Experiment, cohort: Network) -> Built:
-    return build(e, data=deal(e)[0], cohort=cohort)
+def built_of(e: Experiment, cohort: FlowerCohort) -> Built:
+    return build(e, data=load_data(e)[0], cohort=cohort)
 
 
-def asked(e: Experiment, cohort: Network) -> tuple[Tensor, Report]:
+def asked(e: Experiment, cohort: FlowerCohort) -> tuple[Tensor, Report]:
     """One round."""
     built, ids = built_of(e, cohort), torch.arange(3)
     return cohort(0, built.algorithm.order(built.state), ids, built.state.tau[ids])
@@ -267,7 +267,7 @@ def test_a_node_that_is_no_client_is_named_and_not_asked(name: str, tmp_path: Pa
     change, client, said = STRANGERS[name]
     heard: list[str] = []
     grid = Grid(E, tmp_path, {(3, -1): change}, nodes=4)
-    cohort: Network = network(grid, E, deal(E)[0], say=heard.append)
+    cohort: FlowerCohort = make_cohort(grid, E, load_data(E)[0], say=heard.append)
     who, report = asked(E, cohort)
     assert who.tolist() == [0, 1, 2]
     fault = report.faults[0]
@@ -297,10 +297,10 @@ def say_client(client: int) -> Change:
     return put("answer", "client", client)
 
 
-def bound(grid: Grid, nodes: dict[int, int], said: list[str]) -> Network:
+def bound(grid: Grid, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
     """A network that knows whose key is whose, node 100 + i being client i's."""
     classes = {"classes": 10, "pixels": "as-is"}
-    return Network(grid, method_of(E), 3, classes, timeout=5.0, say=said.append, nodes=nodes)
+    return FlowerCohort(grid, method_of(E), 3, classes, timeout=5.0, say=said.append, nodes=nodes)
 
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,15 +338,15 @@ def test_a_node_that_was_offline_is_asked_again_who_it_is(tmp_path: Path) -> Non
     assert cohort._node == {0: before[1], 1: before[0], 2: before[2]}
 
 
-def swap(client: int, cohort: Network) -> Change:
+def swap(client: int, cohort: FlowerCohort) -> Change:
     def change(records: dict[str, Any]) -> None:
         records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client]
 
     return change
 
 
-def joined_on(grid: Grid, said: list[str]) -> Network:
-    made: Network = network(grid, E, deal(E)[0], say=said.append)
+def joined_on(grid: Grid, said: list[str]) -> FlowerCohort:
+    made: FlowerCohort = make_cohort(grid, E, load_data(E)[0], say=said.append)
     return made
 
 
@@ -377,9 +377,9 @@ def test_the_most_rows_that_all_clients_may_have_can_be_added(tmp_path: Path) ->
     order, ids = built.algorithm.order(built.state), torch.arange(3)
     alone = [cohort(0, order, ids[i : i + 1], built.state.tau[i : i + 1])[1].mean["G"] for i in range(3)]
     assert torch.allclose(report.mean["G"], torch.stack(alone).mean(0), atol=1e-7)
-    assert 0 < loss_of(built.algorithm, cohort, built.state, 0, 1.0, 0) < 1
+    assert 0 < evaluate_loss(built.algorithm, cohort, built.state, 0, 1.0, 0) < 1
     fair = replace(E, method="fedavg", tau_all=9 * 10**8)
-    assert steps(fair, cohort.sizes).tolist() == [10**8] * 3
+    assert initial_steps(fair, cohort.sizes).tolist() == [10**8] * 3
 
 
 @pytest.mark.parametrize("method", ["fedveca", "fedavg"])
@@ -398,7 +398,7 @@ def test_the_client_that_makes_a_simulation_diverge_is_named(method: str) -> Non
     (bad,) = build(e).cohort.faults.bad  # type: ignore[attr-defined]
     stopped = run(e, device="cpu").summary["stopped"]
     assert f"; the update of client {bad} in round 1 was " in stopped
-    assert stopped.endswith(" the others' median: check that client; gather=clip or a smaller lr may help")
+    assert stopped.endswith(" the others' median: check that client; aggregate=clip or a smaller lr may help")
 
 
 @pytest.mark.parametrize("lr", [2.0, 1e4])

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.runs.build import MOST_STEPS, build, method, steps
+from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_method
 from fedveca.runs.experiment import (
     FIELDS,
     LARGEST_FLOAT,
     METHODS,
     TYPES,
     Experiment,
-    parse,
+    parse_settings,
+    parse_toml,
     preset,
     presets,
     range_of,
-    read,
 )
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
@@ -52,19 +52,19 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
 @given(st.fixed_dictionaries({key: in_range(key) for key in FIELDS}))
 def test_toml_brings_back_every_setting(values: dict[str, Any]) -> None:
     experiment = Experiment(**values)
-    assert Experiment(**read(experiment.toml(), "x")) == experiment
+    assert Experiment(**parse_toml(experiment.toml(), "x")) == experiment
     assert tomllib.loads(experiment.toml()) == dataclasses.asdict(experiment)
 
 
 @given(NAMES, NAMES, st.text())
 def test_odd_strings_survive_toml(data: str, method: str, folder: str) -> None:
-    experiment = Experiment(data=f"own:{data}", method=f"own:{method}", data_dir=folder)
+    experiment = Experiment(data=f"custom:{data}", method=f"custom:{method}", data_dir=folder)
     assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
 @given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "data_dir")}))
 def test_words_say_what_python_says(values: dict[str, Any]) -> None:
-    assert parse([f"{key}={value}" for key, value in values.items()]) == values
+    assert parse_settings([f"{key}={value}" for key, value in values.items()]) == values
 
 
 def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
@@ -96,7 +96,7 @@ def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
 )
 def test_words_refused(word: str, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
-        parse([word])
+        parse_settings([word])
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,15 @@ def test_words_refused(word: str, said: str) -> None:
         ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
         ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
         ("method", "", "method= is not known; allowed: fedveca | fedavg | fedprox | fednova | scaffold | centralised"),
-        ("data", "own:a\nb", "data='own:a\\nb' holds a control character or the end of a line; allowed: digits | "),
-        ("method", "own:\x1b[2J", "method='own:\\x1b[2J' holds a control character"),
-        ("partition", "own:\u2028", "partition='own:\\u2028' holds a control character"),
-        ("metric", "own:\r", "metric='own:\\r' holds a control character"),
-        ("loss", "own:\0", "loss='own:\\x00' holds a control character"),
+        (
+            "data",
+            "custom:a\nb",
+            "data='custom:a\\nb' holds a control character or the end of a line; allowed: digits | ",
+        ),
+        ("method", "custom:\x1b[2J", "method='custom:\\x1b[2J' holds a control character"),
+        ("partition", "custom:\u2028", "partition='custom:\\u2028' holds a control character"),
+        ("metric", "custom:\r", "metric='custom:\\r' holds a control character"),
+        ("loss", "custom:\0", "loss='custom:\\x00' holds a control character"),
         ("track", "wandb\n", "track='wandb\\n' holds a control character or the end of a line; allowed: some of "),
         ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
         ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
@@ -158,7 +162,7 @@ def test_values_refused(key: str, value: Any, said: str) -> None:
 
 def test_whole_numbers_are_numbers_too() -> None:
     assert type(Experiment(lr=1, mu=0).lr) is float
-    assert parse(["lr=1"]) == {"lr": 1.0}
+    assert parse_settings(["lr=1"]) == {"lr": 1.0}
 
 
 # presets
@@ -228,10 +232,10 @@ def test_fair_share_by_hand() -> None:
     """floor(tau_all / K * D_i / D), at least 1: 1000 steps in 10 rounds for sizes 5, 30, 60, 6 of 101."""
     sizes = torch.tensor([5, 30, 60, 6])
     e = Experiment(method="fedavg", rounds=10, tau_all=1000)
-    assert steps(e, sizes).tolist() == [4, 29, 59, 5]
-    assert steps(dataclasses.replace(e, tau_all=100), sizes).tolist() == [1, 2, 5, 1]
-    assert steps(dataclasses.replace(e, tau_all=0, tau_0=7), sizes).tolist() == [7, 7, 7, 7]
-    assert steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
+    assert initial_steps(e, sizes).tolist() == [4, 29, 59, 5]
+    assert initial_steps(dataclasses.replace(e, tau_all=100), sizes).tolist() == [1, 2, 5, 1]
+    assert initial_steps(dataclasses.replace(e, tau_all=0, tau_0=7), sizes).tolist() == [7, 7, 7, 7]
+    assert initial_steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
 
 
 def test_a_share_that_is_too_large_is_rejected() -> None:
@@ -239,9 +243,9 @@ def test_a_share_that_is_too_large_is_rejected() -> None:
     e = Experiment(method="fedavg", rounds=10, tau_all=2**31 - 1)
     said = r"^tau_all=2147483647 gives a client 127573285 local steps per round; at most 100000000: "
     with pytest.raises(ValueError, match=said) as caught:
-        steps(e, sizes)
+        initial_steps(e, sizes)
     most = int(str(caught.value).split()[-3])
-    assert int(steps(dataclasses.replace(e, tau_all=most), sizes).max()) <= MOST_STEPS
+    assert int(initial_steps(dataclasses.replace(e, tau_all=most), sizes).max()) <= MOST_STEPS
 
 
 def test_a_method_whose_repr_has_lines_has_a_name_of_one() -> None:
@@ -251,18 +255,18 @@ def test_a_method_whose_repr_has_lines_has_a_name_of_one() -> None:
 
     assert "\n" in repr(Lines(0.1))
     name = build(Experiment(model="svm"), method=Lines(0.1)).experiment.method
-    assert name.startswith("own:")
+    assert name.startswith("custom:")
     assert name.endswith("Lines(lr=0.1, more=tensor([[0., 0.],         [0., 0.]]))")
 
 
 def test_fair_share_of_mnist_case_3() -> None:
     sizes = torch.tensor([10199, 10199, 10198, 11769, 17635])
     e = Experiment(method="fednova", rounds=100, tau_all=4000)
-    assert steps(e, sizes).tolist() == [6, 6, 6, 7, 11]
+    assert initial_steps(e, sizes).tolist() == [6, 6, 6, 7, 11]
 
 
 def test_methods_get_their_hyperparameters() -> None:
-    made = [method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
+    made = [make_method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
     plain = [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
     assert made == [*plain, Corrected(0.5, 0.75, 9, 0.5)]
 

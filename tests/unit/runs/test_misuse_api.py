@@ -440,11 +440,11 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: Experiment(model=net()), "model=Sequential("),  # type: ignore[arg-type]
     (lambda t: Experiment(partition=[[0]]), "partition=[[0]] is not str"),  # type: ignore[arg-type]
     (lambda t: Experiment(seed=-1), "seed=-1 is out of range"),
-    (lambda t: run(Experiment(data="own:x"), t / "a"), "data=own:x is an object that was given from Python"),
-    (lambda t: report.gather([]), "paths=[] are no folders"),
-    (lambda t: report.gather(t), "are no folders; give a list"),  # type: ignore[arg-type]
-    (lambda t: report.gather([t]), "holds no run folder"),
-    (lambda t: report.gather([t / "a"]), "a is no folder"),
+    (lambda t: run(Experiment(data="custom:x"), t / "a"), "data=custom:x is an object that was given from Python"),
+    (lambda t: report.find_runs([]), "paths=[] are no folders"),
+    (lambda t: report.find_runs(t), "are no folders; give a list"),  # type: ignore[arg-type]
+    (lambda t: report.find_runs([t]), "holds no run folder"),
+    (lambda t: report.find_runs([t / "a"]), "a is no folder"),
     (lambda t: report.write([], t / "a.html"), "runs: [] is not a list of runs"),
     (lambda t: report.write([t], t / "a.html"), "is not a list of runs"),  # type: ignore[list-item]
     (lambda t: report.write(DONE, t / "a.html"), "is not a list of runs"),  # type: ignore[arg-type]
@@ -500,7 +500,7 @@ RESUMED: list[tuple[dict[str, Any], str]] = [
     ({"rounds": 3, "data_dir": 3}, "data_dir=3 is not str"),
     ({"rounds": 3, "device": "gpu"}, "device='gpu' is not known"),
     ({"rounds": 3, "watch": "print"}, "watch='print' is not a function"),
-    ({"rounds": 3, "data": None}, "data=own:arrays is an object that was given from Python"),
+    ({"rounds": 3, "data": None}, "data=custom:arrays is an object that was given from Python"),
     ({"rounds": 3, "data": F}, "belongs to another experiment or other data"),
     ({"rounds": 3, "data": X}, "data is ndarray"),
     ({"rounds": 3, "model": nn.Linear(3, 3)}, "the model (Linear) does not fit rows of shape [4]"),

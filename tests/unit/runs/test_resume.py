@@ -15,12 +15,12 @@ import torch
 from same_runs import SMALL, lines, same
 
 from fedveca.cli import main
-from fedveca.cohorts.client_memory import Ledger
+from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import mark, restore, sealed
+from fedveca.runs.checkpoint import identify_run, load_checkpoint, seal
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import FORMER, LAST, Run, writing
-from fedveca.runs.interrupt import FLOWER, LOCAL, CutOff, Stopped, how_to_resume
+from fedveca.runs.folder import FORMER, LAST, Run, guard_writing
+from fedveca.runs.interrupt import FLOWER, LOCAL, FolderUnwritable, Stopped, how_to_resume
 from fedveca.runs.run import resume, run
 from fedveca.tasks.datasets.dataset import load
 
@@ -103,10 +103,10 @@ def test_any_bit(tmp_path: Path) -> None:
     e = Experiment(**(SMALL | {"rounds": 3}))
     run(e, tmp_path / "run", device="cpu")
     built = build(e)
-    whole, belongs = (tmp_path / "run" / LAST).read_bytes(), mark(e, built)
+    whole, belongs = (tmp_path / "run" / LAST).read_bytes(), identify_run(e, built)
     for at in range(len(whole)):
         (tmp_path / "run" / LAST).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        course, said = restore(tmp_path / "run", built, belongs, "cpu")
+        course, said = load_checkpoint(tmp_path / "run", built, belongs, "cpu")
         assert said == f"{LAST} is damaged; went on from {FORMER}"
         assert course.round == 2
 
@@ -165,7 +165,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "only rounds" in refused(tmp_path / "a", capsys, "lr=1")
     (tmp_path / "a" / LAST).write_bytes((tmp_path / "b" / LAST).read_bytes())
     assert "another experiment" in refused(tmp_path / "a", capsys)
-    (tmp_path / "b" / LAST).write_bytes(sealed({"w": torch.zeros(1)}, "", "3"))
+    (tmp_path / "b" / LAST).write_bytes(seal({"w": torch.zeros(1)}, "", "3"))
     assert "has the format of another version of fedveca ('3')" in refused(tmp_path / "b", capsys)
     for name in (LAST, FORMER):
         (tmp_path / "b" / name).write_bytes(b"x" * 100)
@@ -254,7 +254,10 @@ def test_a_run_over_nodes_says_how_it_is_resumed(tmp_path: Path, capsys: pytest.
         again: dict[str, Any] = {"device": "cpu", "data": load("digits"), "cohort": Elsewhere(e), "started_by": by}
         with pytest.raises(Stopped, match=f"all saved; to go on: {re.escape(how)}$"):
             run(e, tmp_path / "run", stop=lambda: True, **again)
-        with pytest.raises(CutOff, match=f"is whole, and {re.escape(how)} goes on"), writing(tmp_path / "run"):
+        with (
+            pytest.raises(FolderUnwritable, match=f"is whole, and {re.escape(how)} goes on"),
+            guard_writing(tmp_path / "run"),
+        ):
             raise OSError(errno.ENOSPC, "No space left on device")
         shutil.rmtree(tmp_path / "run")
 
@@ -276,7 +279,7 @@ class Elsewhere:
 
     def __init__(self, e: Experiment) -> None:
         self.clients = build(e).cohort
-        self.sizes, self.memory = self.clients.sizes, Ledger(e.clients)
+        self.sizes, self.memory = self.clients.sizes, NodeLedger(e.clients)
 
     def __call__(self, *words: Any) -> Any:
         return self.clients(*words)

@@ -160,7 +160,7 @@ def test_participation_draws_the_same_clients_for_every_method() -> None:
     assert [len(ids) for ids in drawn] == [4] * 6  # 3.6 of 9
     assert all(ids == sorted(set(ids)) for ids in drawn)
     assert len({tuple(ids) for ids in drawn}) > 1
-    assert drawn == [draws.sample(2, k, 9, 4).tolist() for k in range(6)]
+    assert drawn == [draws.sample_clients(2, k, 9, 4).tolist() for k in range(6)]
     assert drawn == [line["ids"] for line in run(replace(e, method="fedavg", lr=0.1), device="cpu").rounds]
     assert drawn != [line["ids"] for line in run(replace(e, seed=3), device="cpu").rounds]
     assert [len(line["ids"]) for line in run(replace(e, participation=0.01), device="cpu").rounds] == [1] * 6

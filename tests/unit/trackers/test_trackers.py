@@ -18,7 +18,7 @@ import torch
 from fedveca import Experiment, Run, resume, run
 from fedveca.cli import main
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import mark
+from fedveca.runs.checkpoint import identify_run
 from fedveca.trackers import backends as sinks
 from fedveca.trackers.tracking import CLIENTS, TrackerFailed, values
 
@@ -396,7 +396,7 @@ def test_lines_of_any_kind_have_values() -> None:
 
 
 def test_tracking_decides_no_number() -> None:
-    assert mark(SMALL, built := build(SMALL)) == mark(replace(SMALL, track="wandb"), built)
+    assert identify_run(SMALL, built := build(SMALL)) == identify_run(replace(SMALL, track="wandb"), built)
 
 
 def test_values_of_a_line() -> None:

@@ -21,8 +21,8 @@ from fedveca.cli import main
 from fedveca.views.board import downsample as thin
 from fedveca.views.board.app import app
 from fedveca.views.board.guard import Guard
-from fedveca.views.board.index import QUIET, Shelf
-from fedveca.views.board.tail import Follow
+from fedveca.views.board.index import QUIET, RunIndex
+from fedveca.views.board.tail import RunTail
 
 SMALL = Experiment(model="svm", rounds=6, batch=8, clients=4, tau_max=6)
 
@@ -101,7 +101,7 @@ def test_states(tmp_path: Path) -> None:
         for path in folder.iterdir():
             os.utime(path, (old, old))
     run(Experiment(model="svm", rounds=3, batch=8, lr=1e30), tmp_path / "stopped", device="cpu")
-    shelf = Shelf(tmp_path)
+    shelf = RunIndex(tmp_path)
     with open(tmp_path / "held/.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = {row["id"]: row for row in shelf.rows()}
@@ -130,7 +130,7 @@ def test_folders_that_are_no_runs_or_damaged_ones_never_break_the_list(tmp_path:
 
 
 def test_new_rounds_and_new_runs_are_seen_at_the_next_look(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = RunIndex(tmp_path)
     assert shelf.rows() == []
     folder = written(tmp_path / "a", [line(0, [1])], rounds=10)
     assert [row["rounds"] for row in shelf.rows()] == [1]
@@ -167,7 +167,7 @@ def test_a_window_asks_for_a_part_of_the_axis(shelf: Path) -> None:
 
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", [line(k, [k, 2 * k]) for k in range(3)], clients=2)
-    follow = Follow(folder / "rounds.jsonl", 2, 100)
+    follow = RunTail(folder / "rounds.jsonl", 2, 100)
     follow.read()
     size = (folder / "rounds.jsonl").stat().st_size
     with open(folder / "rounds.jsonl", "r+") as rounds:
@@ -256,7 +256,7 @@ def test_blocks_are_means_of_what_is_there() -> None:
 def test_more_clients_than_memory_allows_are_averaged_as_they_come(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedveca.views.board.tail.CELLS", 20)
     folder = written(tmp_path / "a", [line(0, [1, 3, 5, 7, 9]), line(1, [2, 4]) | {"ids": [3, 4]}], clients=5)
-    follow = Follow(folder / "rounds.jsonl", 5, 8)
+    follow = RunTail(folder / "rounds.jsonl", 5, 8)
     follow.read()
     assert follow.heat("tau", 0, 9, 99, 99)["z"] == [[2, None], [6, 2], [9, 4]]
 

@@ -23,7 +23,7 @@ from test_board import Client, ask, line, written
 from fedveca.cli import main
 from fedveca.views.board import connections
 from fedveca.views.board.app import Shared, app
-from fedveca.views.board.tail import Follow
+from fedveca.views.board.tail import RunTail
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def api(client: Client, what: str, *runs: str) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def peak_bytes(follow: Follow) -> int:
+def peak_bytes(follow: RunTail) -> int:
     """The most memory that reading a run and showing it takes at a time."""
     tracemalloc.start()
     try:
@@ -108,7 +108,7 @@ def test_memory_is_that_of_the_lines_and_not_of_the_settings(
 ) -> None:
     names = {f"x{i}": [0.5, 1.5] for i in range(15)}
     folder = written(tmp_path / "a", [line(k, [1, 2], **names) for k in range(lines)])
-    follow = Follow(folder / "rounds.jsonl", clients, rounds)
+    follow = RunTail(folder / "rounds.jsonl", clients, rounds)
     assert peak_bytes(follow) < 2**22 + 2 * (folder / "rounds.jsonl").stat().st_size
     z = [v for row in follow.heat("tau", 0, 1e9, 50, 1)["z"] for v in row if v is not None]
     assert z == [1.5]
@@ -118,7 +118,7 @@ def test_short_lines_after_one_of_many_names_take_little(tmp_path: Path) -> None
     many = {f"n{i}": i for i in range(60)}
     lines = [many | {"round": 0}, *({"round": k} for k in range(1, 10_000)), many | {"round": 10_000}]
     folder = written(tmp_path / "a", lines)
-    follow = Follow(folder / "rounds.jsonl", 1, 1)
+    follow = RunTail(folder / "rounds.jsonl", 1, 1)
     assert peak_bytes(follow) < 8 * (folder / "rounds.jsonl").stat().st_size
     assert follow.curve("n7", "round", 0, 1e9, 500) == ([1, 10_001], [7, 7])
 
@@ -126,7 +126,7 @@ def test_short_lines_after_one_of_many_names_take_little(tmp_path: Path) -> None
 def test_the_numbers_of_one_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveca.views.board.tail.MOST", 100)
     folder = written(tmp_path / "a", [line(k, [1, 2, 3]) for k in range(500)], clients=3)
-    follow = Follow(folder / "rounds.jsonl", 3, 500)
+    follow = RunTail(folder / "rounds.jsonl", 3, 500)
     follow.read()
     assert (follow.kept < 120, len(follow.starts) + follow.damaged, follow.share) == (True, 500, 1.0)
 
@@ -161,7 +161,7 @@ def test_faults_and_names_that_are_no_text_harm_nobody(tmp_path: Path) -> None:
 def test_a_line_without_end_is_skipped_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveca.views.board.tail.LONGEST", 2000)
     folder = written(tmp_path / "a", [line(0, [1]), "x" * 9000, line(1, [1])], "y" * 5000)
-    follow = Follow(folder / "rounds.jsonl", 1, 9)
+    follow = RunTail(folder / "rounds.jsonl", 1, 9)
     follow.read()
     assert (len(follow.starts), follow.damaged, follow.share) == (2, 2, 1.0)
     with open(folder / "rounds.jsonl", "a") as rounds:
@@ -173,7 +173,7 @@ def test_a_line_without_end_is_skipped_and_read_once(tmp_path: Path, monkeypatch
 
 def test_the_log_reads_its_lines_and_not_what_lies_between_them(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", [line(0, [1]), *["#" * 2**20] * 20, line(1, [1]), *["#" * 2**20] * 20])
-    follow = Follow(folder / "rounds.jsonl", 1, 9)
+    follow = RunTail(folder / "rounds.jsonl", 1, 9)
     follow.read(600)
     tracemalloc.start()
     try:
@@ -187,7 +187,7 @@ def test_the_log_reads_its_lines_and_not_what_lies_between_them(tmp_path: Path) 
 def test_a_heat_map_has_a_bounded_number_of_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveca.views.board.tail.SENT", 600)
     folder = written(tmp_path / "a", [line(k, [1, 2]) for k in range(300)], clients=1000)
-    follow = Follow(folder / "rounds.jsonl", 1000, 300)
+    follow = RunTail(folder / "rounds.jsonl", 1000, 300)
     follow.read()
     heat = follow.heat("tau", 0, 1e9, 2000, 4000)
     assert (len(heat["z"]), len(heat["z"][0]), heat["clients"]) == (2, 300, 500)

@@ -54,7 +54,7 @@ def test_a_run_that_has_not_ended_or_not_begun_shows_itself_too(done: Run) -> No
 
 def test_words_stay_words(done: Run) -> None:
     evil = "<script>alert(1)</script>"
-    strange = Run(Experiment(model=f"own:{evil}"), done.rounds, done.summary | {"stopped": evil}, folder=Path(evil))
+    strange = Run(Experiment(model=f"custom:{evil}"), done.rounds, done.summary | {"stopped": evil}, folder=Path(evil))
     shown = strange._repr_html_()
     assert evil not in shown
     assert unescape(shown).count(evil) == 3

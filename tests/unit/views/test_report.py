@@ -17,7 +17,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.views.report import plotly_bundle as script
-from fedveca.views.report.report import gather, write
+from fedveca.views.report.report import find_runs, write
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, Any] = {"model": "svm", "rounds": 6, "batch": 16, "lr": 0.01}
@@ -135,7 +135,7 @@ def test_a_metric_of_its_own_and_no_accuracy(runs: Path, tmp_path: Path) -> None
 
 def test_tasks_that_cannot_be_compared_stand_apart(runs: Path, tmp_path: Path) -> None:
     run(Experiment(**SETTINGS | {"model": "mlp", "rounds": 2}), tmp_path / "mlp")
-    made = write([*gather([runs])[0], Run.open(tmp_path / "mlp")], tmp_path / "r.html")
+    made = write([*find_runs([runs])[0], Run.open(tmp_path / "mlp")], tmp_path / "r.html")
     assert (made["runs"], made["sections"]) == (5, 2)
     assert made["bytes"] == (tmp_path / "r.html").stat().st_size
     assert re.findall(r'<a href="#(s\d)">([^<]*)', (tmp_path / "r.html").read_text("utf-8")) == [
@@ -160,7 +160,7 @@ def test_gather_finds_each_run_once_and_passes_over_what_is_none(runs: Path, tmp
     shutil.copytree(runs / "fedavg-seed0", tmp_path / "deep" / "er" / "a")
     (tmp_path / "deep" / "torn").mkdir()
     (tmp_path / "deep" / "torn" / "experiment.toml").write_text("bogus = 1\n")
-    found, passed = gather([tmp_path, tmp_path / "deep", tmp_path / "deep" / "er" / "a"])
+    found, passed = find_runs([tmp_path, tmp_path / "deep", tmp_path / "deep" / "er" / "a"])
     assert [run.folder for run in found] == [tmp_path / "deep" / "er" / "a"]
     assert len(passed) == 2
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html"), "--json"]) == 0

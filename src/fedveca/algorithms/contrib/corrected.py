@@ -17,7 +17,7 @@ from fedveca.algorithms.control import TAU_MIN, control
 from fedveca.algorithms.fedveca import norm, smoothness
 
 
-class Steered(NamedTuple):
+class CorrectedState(NamedTuple):
     w: Tensor  # [P] w_k
     tau: Tensor  # [N] tau_(k,i)
     k: Tensor  # [] int64: rounds done
@@ -52,15 +52,15 @@ class Corrected(Algorithm):
     needs_gradient: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
-    def init(self, w: Tensor, tau: Tensor) -> Steered:
+    def init(self, w: Tensor, tau: Tensor) -> CorrectedState:
         zero, none = torch.zeros_like(w), torch.zeros(len(tau), dtype=torch.float64)
         k, L = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
-        return Steered(w, tau, k, w, zero, L, zero, none, torch.full_like(none, torch.nan))
+        return CorrectedState(w, tau, k, w, zero, L, zero, none, torch.full_like(none, torch.nan))
 
-    def order(self, state: Steered) -> Order:
+    def order(self, state: CorrectedState) -> Order:
         return Order(state.w, {"c": state.c})
 
-    def update(self, state: Steered, ids: Tensor, p: Tensor, report: Report) -> tuple[Steered, Named]:
+    def update(self, state: CorrectedState, ids: Tensor, p: Tensor, report: Report) -> tuple[CorrectedState, Named]:
         G, grad = report.mean["G"], report.mean["grad"]
         tau_k = float(p @ report.each["tau"])
         w = state.w - self.lr * (tau_k * G + self.probe_steps * grad)
@@ -80,7 +80,7 @@ class Corrected(Algorithm):
             tau[ids] = steps.round().clamp(TAU_MIN, max(self.tau_max, TAU_MIN)).long()
             seen = {"beta": beta, "delta": delta, "A": A, "L": state.L, "premise": self.lr * tau_k * state.L}
         L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
-        return Steered(w, tau, state.k + 1, state.w, grad, L, c, share, log_A), seen
+        return CorrectedState(w, tau, state.k + 1, state.w, grad, L, c, share, log_A), seen
 
     def memory(self, w: Tensor) -> Named:
         return {"c": torch.full_like(w, torch.nan)}  # not known yet

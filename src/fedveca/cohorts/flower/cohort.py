@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
-from fedveca.cohorts.aggregate import LOSSES, Gather, Mean
-from fedveca.cohorts.client_memory import Ledger
+from fedveca.cohorts.aggregate import LOSSES, AggregationRule, Mean
+from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.cohorts.flower.messages import (
     MOST_ROWS,
     Refused,
@@ -47,7 +47,7 @@ class Sent(NamedTuple):
     until: float  # when Flower drops it
 
 
-class Network:
+class FlowerCohort:
     """Clients known by their partition id; their memory stays with them, here is only which round's it is."""
 
     def __init__(
@@ -62,15 +62,15 @@ class Network:
         wire: str = "float32",
         timeout: float = 300.0,
         least: int = 1,
-        gather: Gather = Mean,
+        aggregate: AggregationRule = Mean,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,  # client -> the node with that client's key, if keys are bound
     ) -> None:
         self.nodes = nodes
         self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
-        self.least, self.gather, self.say = min(least, clients), gather, say
+        self.least, self.aggregate, self.say = min(least, clients), aggregate, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
-        self.memory = Ledger(clients)
+        self.memory = NodeLedger(clients)
         self.faults: list[dict[str, Any]] = []  # of the last round
         self._names = _names(algorithm, loss, after)
         self._node: dict[int, int] = {}  # client -> Flower's node
@@ -81,7 +81,7 @@ class Network:
         self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[Sent]] = {}  # orders that nobody waits for any more
-        self.sizes = self._gather(clients)  # [N] D_i
+        self.sizes = self._aggregate(clients)  # [N] D_i
         self._early = self.faults[:EARLY]  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -103,7 +103,7 @@ class Network:
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
-        gatherer = self.gather()
+        aggregator = self.aggregate()
         each: dict[str, list[float]] = {}
         norms: list[list[float]] = []
         who: list[int] = []
@@ -117,14 +117,14 @@ class Network:
                 continue
             who.append(i)
             rows = self.sizes[i : i + 1].double()
-            gatherer.add(gatherer.part(rows, {name: v.double()[None] for name, v in vectors.items()}))
+            aggregator.add(aggregator.part(rows, {name: v.double()[None] for name, v in vectors.items()}))
             norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
             for name, value in (numbers | {"tau": float(tau[i])}).items():
                 each.setdefault(name, []).append(value)
         answered = torch.tensor(who, dtype=torch.int64)
         mass = float(self.sizes[answered].double().sum())
-        mean = {name: v.to(order.w) for name, v in gatherer.close(mass).items()}
-        numbers_of = gatherer.numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
+        mean = {name: v.to(order.w) for name, v in aggregator.close(mass).items()}
+        numbers_of = aggregator.numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
         lengths = Norms(answered, torch.tensor(norms).T) if who else None
         return answered, Report(mean, numbers_of, mass / float(self.sizes.double().sum()), norms=lengths)
 
@@ -174,7 +174,7 @@ class Network:
             name: torch.from_numpy(vector(array, size, self.wire, name)) for name, array in arrays.items()
         }
 
-    def _gather(self, clients: int) -> Tensor:
+    def _aggregate(self, clients: int) -> Tensor:
         """[N] the rows of every client: each is waited for once, at the start."""
         until, told = time.monotonic() + max(self.timeout, JOIN), -1
         while len(self._node) < clients:

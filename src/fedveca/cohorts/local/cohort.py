@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
-from fedveca.cohorts.aggregate import Gather, Gatherer, Mean, Piece
-from fedveca.cohorts.client_memory import LIMIT, Memory
+from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
+from fedveca.cohorts.client_memory import LIMIT, ClientMemory
 from fedveca.cohorts.local.cuda_graphs import Lanes, tensor_cores
 from fedveca.cohorts.local.rows import Rows
-from fedveca.cohorts.local.threads import Team
-from fedveca.cohorts.random import rows as draw_rows
+from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.cohorts.random import draw_rows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -85,7 +85,7 @@ class Part(NamedTuple):
     memory: Named  # [n, P] each
 
 
-class Local:
+class LocalCohort:
     """The clients of `shares`, stepping on one device."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Local:
         device: str = "cpu",
         lanes: int = 0,
         threads: int = 0,
-        gather: Gather = Mean,
+        aggregate: AggregationRule = Mean,
         send: Send | None = None,
         even: bool = False,
         memory_bytes: int = LIMIT,
@@ -116,17 +116,17 @@ class Local:
         self.after = after  # whether F_i after the client's steps is wanted (A2.9)
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
-        self.gather, self.send, self.even = gather, send, even  # even: every client counts the same
+        self.aggregate, self.send, self.even = aggregate, send, even  # even: every client counts the same
         self.weights = torch.ones_like(self.sizes) if even else self.sizes  # [N]
         self.whole = float(self.weights.sum())
         self.rows = Rows(x, problem.targets(y), shares.rows, pixels, self.device)  # a client's lie side by side
         self.start = shares.start  # [N + 1] first row of each client
-        self.memory = Memory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
+        self.memory = ClientMemory(len(self.sizes), memory_bytes)  # of the clients that were ever seen
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
         self.lanes = lanes or (max(1, CHUNK_BYTES // need) if problem.mapped else 1)
-        self.team, self._lanes = Team(threads), None
+        self.team, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
-            self.lanes, self.team = lanes or max(1, CUDA_CHUNK_BYTES // need), Team(1)
+            self.lanes, self.team = lanes or max(1, CUDA_CHUNK_BYTES // need), ThreadPool(1)
             self._lanes = Lanes(threads or STREAMS, algorithm, problem, self.rows.pick)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
 
@@ -134,37 +134,37 @@ class Local:
         """Who answered and what; a client whose numbers are not finite does not. tau = 0 only evaluates."""
         by_tau = torch.argsort(tau, descending=True, stable=True)
         crew = Crew.of(ids[by_tau], tau[by_tau], self.start, self.device)
-        gatherer = self.gather()
+        aggregator = self.aggregate()
         parts = []
         with tensor_cores(self.device):
-            work, crews = partial(self._chunk, k, order, gatherer), crew.cut(self._width(len(ids)))
+            work, crews = partial(self._chunk, k, order, aggregator), crew.cut(self._width(len(ids)))
             for some, part in zip(crews, self.team.map(work, crews), strict=True):
                 if part.piece:
-                    gatherer.add(part.piece)  # in a fixed order
+                    aggregator.add(part.piece)  # in a fixed order
                 self._remember(some.ids, part)
                 parts.append(part._replace(piece=None, memory={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in parts]).double().cpu() for name in parts[0].each}
         back = torch.argsort(by_tau)
         well = each.pop("well")[back] > 0
-        who, each = ids[well], gatherer.numbers({name: v[back][well] for name, v in each.items()})
+        who, each = ids[well], aggregator.numbers({name: v[back][well] for name, v in each.items()})
         mass = float(self.weights[who].sum())
         norms = Norms(crew.ids, torch.cat([part.norms for part in parts], 1))
         each |= {"tau": tau[well].double()}
-        return who, Report(gatherer.close(mass), each, mass / self.whole, norms=norms)
+        return who, Report(aggregator.close(mass), each, mass / self.whole, norms=norms)
 
     def _width(self, n: int) -> int:
         """Clients of a chunk: few enough for memory, and a chunk for each worker where the work is worth it."""
         worth = n * self.batch * self.rows.numel > THREAD_FLOATS
         return min(self.lanes, -(-n // self.team.size)) if worth else self.lanes
 
-    def _chunk(self, k: int, order: Order, gatherer: Gatherer, crew: Crew) -> Part:
+    def _chunk(self, k: int, order: Order, aggregator: Aggregator, crew: Crew) -> Part:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm
         w = order.w.expand(len(crew.ids), -1)  # [n, P]
         most = int(crew.tau[0])
         loss, g0 = self._probe(w, crew, self.loss, algorithm.needs_gradient and most > 0)
         if most == 0:
-            return self._sent(k, gatherer, crew, [], {}, {"loss": loss}, {})
+            return self._sent(k, aggregator, crew, [], {}, {"loss": loss}, {})
         here, start, size, taken = crew.table
         former = self.memory.recall(crew.ids, algorithm.memory(order.w))
         s = algorithm.start(order, former, g0)
@@ -184,10 +184,17 @@ class Local:
         if self.send:
             sound = torch.isfinite(torch.stack(own)).all(0)[:, None]
             memory, own = {name: torch.where(sound, v, former[name]) for name, v in memory.items()}, []
-        return self._sent(k, gatherer, crew, own, vectors, each, memory)
+        return self._sent(k, aggregator, crew, own, vectors, each, memory)
 
     def _sent(
-        self, k: int, gatherer: Gatherer, crew: Crew, own: list[Tensor], vectors: Named, each: Named, memory: Named
+        self,
+        k: int,
+        aggregator: Aggregator,
+        crew: Crew,
+        own: list[Tensor],
+        vectors: Named,
+        each: Named,
+        memory: Named,
     ) -> Part:
         """What reaches the server: a client is well if all it sent, and its `own` numbers [n], are finite."""
         if self.send:
@@ -197,7 +204,7 @@ class Local:
         weight = well if self.even else crew.table[2] * well
         vectors = {name: torch.where(well[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
-        return Part(gatherer.part(weight.to(dtype), vectors), each | {"well": well}, norms, memory)
+        return Part(aggregator.part(weight.to(dtype), vectors), each | {"well": well}, norms, memory)
 
     def _walk(self, k: int, order: Order, s: Any, w: Tensor, crew: Crew) -> tuple[Tensor, Any]:
         """All clients of a chunk step together; those that are done leave."""

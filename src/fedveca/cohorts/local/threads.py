@@ -18,7 +18,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Team:
+class ThreadPool:
     """`size` workers; a team of one is the caller itself."""
 
     def __init__(self, size: int = 0) -> None:
@@ -26,7 +26,7 @@ class Team:
 
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
         """The results in the order of the items."""
-        with single():
+        with use_one_thread():
             yield from (map if min(self.size, len(items)) == 1 else self._pool.map)(work, items)
 
     @cached_property
@@ -35,7 +35,7 @@ class Team:
 
 
 @contextmanager
-def single() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """One arithmetic thread while it lasts."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

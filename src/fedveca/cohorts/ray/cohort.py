@@ -32,7 +32,7 @@ from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayA
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
-from fedveca.cohorts.client_memory import LIMIT, Memory
+from fedveca.cohorts.client_memory import LIMIT, ClientMemory
 from fedveca.cohorts.client_store import PIECE_BYTES
 from fedveca.cohorts.ray.worker import Sum, Worker, added, dealt, packed, unpacked
 from fedveca.tasks.partition import Shares
@@ -59,7 +59,7 @@ class Turn(NamedTuple):
     tau: Tensor
 
 
-class Ray:
+class RayCohort:
     """The clients of `shares` on `workers` processes, each one core or a share of a GPU."""
 
     def __init__(
@@ -90,14 +90,14 @@ class Ray:
         self.lost = 0  # workers replaced so far
         self.workers = [self._start(j, self.share) for j in range(self.count)]
         self._met(self.workers)
-        self._memory = Memory(len(self.sizes), memory_bytes)
+        self._memory = ClientMemory(len(self.sizes), memory_bytes)
         self._past: list[Turn] = []  # since the memory was last complete
         self._upto = torch.full_like(self.sizes, -1)  # [N] the turn after which each client's row was brought here
         self._number = -1
         self._width = 1  # floats that a client remembers
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> ClientMemory:
         """What all clients remember: brought here from the workers, those rows that changed since last time."""
         self._collect()
         return self._memory

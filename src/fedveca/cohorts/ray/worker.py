@@ -1,4 +1,4 @@
-"""A share of the clients in a process of its own: the local cohort, and what it says in arrays that travel."""
+"""A share of the clients in a process of its custom: the local cohort, and what it says in arrays that travel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Order
-from fedveca.cohorts.local.cohort import Local
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
@@ -71,7 +71,7 @@ class Worker:
         torch.set_num_threads(1)
         sys.path.append(path)  # where a user's own model lies
         rows = torch.arange(len(y))
-        self.local = Local(
+        self.local = LocalCohort(
             algorithm,
             problem(),
             torch.tensor(x),

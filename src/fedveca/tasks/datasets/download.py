@@ -135,7 +135,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveca"
 
 
-def silent(line: str) -> None:
+def do_nothing(line: str) -> None:
     """Given as `progress`: fetch without a word."""
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from fedveca.version import __version__
 from fedveca.views.board import files
 from fedveca.views.board.guard import Guard
-from fedveca.views.board.index import Shelf
-from fedveca.views.board.tail import AXES, Follow
+from fedveca.views.board.index import RunIndex
+from fedveca.views.board.tail import AXES, RunTail
 from fedveca.views.report.plotly_bundle import plotly
 
 FOLLOWED = 32  # runs whose columns stay in memory
@@ -33,11 +33,11 @@ class Desk:
     """The shelf, and the runs that are being looked at."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf, self.root = Shelf(root), str(root)
-        self._followed: OrderedDict[str, Follow] = OrderedDict()
+        self.shelf, self.root = RunIndex(root), str(root)
+        self._followed: OrderedDict[str, RunTail] = OrderedDict()
         self._lock = threading.Lock()
 
-    def follow(self, name: str) -> Follow:
+    def follow(self, name: str) -> RunTail:
         """A run's rounds as far as they are read; its lock is for the caller to hold."""
         folder = self.shelf.folder(name)
         with self._lock:
@@ -47,7 +47,7 @@ class Desk:
                 except ValueError:
                     settings = {}
                 clients = 1 if settings.get("method") == "centralised" else settings.get("clients", 1)
-                self._followed[name] = Follow(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
+                self._followed[name] = RunTail(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
             self._followed.move_to_end(name)
             while len(self._followed) > FOLLOWED:
                 self._followed.popitem(last=False)

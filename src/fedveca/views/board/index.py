@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     locked: bool  # its lock file was seen
 
 
-class Shelf:
+class RunIndex:
     """All runs below `root`; a run is known by its path from there."""
 
     def __init__(self, root: Path) -> None:

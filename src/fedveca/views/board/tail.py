@@ -38,7 +38,7 @@ class Column:
         self.rows, self.values = array("i"), array(kind)
 
 
-class Follow:
+class RunTail:
     """Columns of numbers, grids of one number a client, faults; whole lines only.
 
     Only what stands in a line takes memory: what the settings say of clients and rounds decides no size.

@@ -11,8 +11,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from fedveca.runs.experiment import shown
-from fedveca.runs.folder import Run, whole
+from fedveca.runs.experiment import printable
+from fedveca.runs.folder import Run, write_atomic
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
 from fedveca.views.report.report import require_file, writing_file
@@ -39,7 +39,7 @@ PANELS = 12  # of one figure
 
 def escape_label(text: str) -> str:
     """A text from a folder as it stands: on one line, not a formula, not without end."""
-    return shown(text, 200).replace("$", r"\$")
+    return printable(text, 200).replace("$", r"\$")
 
 
 def curves(runs: Sequence[Run], path: Path, title: str) -> None:
@@ -76,7 +76,7 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={dated: None})
     plt.close(figure)
     with writing_file(path):
-        whole(path, content.getvalue())
+        write_atomic(path, content.getvalue())
 
 
 def values(runs: Sequence[Run], name: str) -> tuple[Any, Any]:

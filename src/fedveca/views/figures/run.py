@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedveca.runs.experiment import shown
+from fedveca.runs.experiment import printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
@@ -42,7 +42,7 @@ def draw(what: str, runs: Sequence[Run], path: Path) -> None:
 def _curves(runs: Sequence[Run], path: Path) -> None:
     if len(series.sections(runs)) > 1:
         tasks = dict.fromkeys(f"{run.experiment.model} on {run.experiment.data}" for run in runs)
-        raise ValueError(f"one figure of curves shows one task; these runs are of {shown(', '.join(tasks), 400)}")
+        raise ValueError(f"one figure of curves shows one task; these runs are of {printable(', '.join(tasks), 400)}")
     if not series.metrics(runs):
         raise ValueError("no round of these runs has a test value yet")
     curves(runs, path, "")

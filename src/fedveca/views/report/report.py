@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedveca.runs.experiment import shown
-from fedveca.runs.folder import Run, whole
+from fedveca.runs.experiment import printable
+from fedveca.runs.folder import Run, write_atomic
 from fedveca.runs.overrides import check_runs
 from fedveca.version import __version__
 from fedveca.views.report import html as report_page
@@ -29,7 +29,7 @@ MAPS = {"tau": ("τ", False), "A": ("A", True), "beta": ("β", True), "delta": (
 LINES: dict[str, tuple[str, float | None]] = {"tau_k": ("τ_k", None), "premise": ("η τ_k L", 1.0), "L": ("L", None)}
 
 
-def gather(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs in these folders and below them, each once; and what was passed over, in a sentence each."""
     if isinstance(paths, str | Path) or not paths:
         raise ValueError(f"paths={paths!r} are no folders; give a list of run folders, or of folders of them")
@@ -72,7 +72,7 @@ def _opened(folder: Path) -> Run:
     try:
         metrics([run])
     except ValueError as error:
-        raise ValueError(f"{shown(str(folder), 400)} cannot be shown: {error}") from error
+        raise ValueError(f"{printable(str(folder), 400)} cannot be shown: {error}") from error
     return run
 
 
@@ -84,7 +84,7 @@ def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
     text = page(found).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
     with writing_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole(path, text)
+        write_atomic(path, text)
     return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(text)}
 
 

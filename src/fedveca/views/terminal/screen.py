@@ -103,7 +103,7 @@ class Screen:
             left = (time.perf_counter() - began) / k * (total - k)
             told = Run(experiment, [line], {}).metric
             test = (
-                f"  {tables.said(told)} {tables.value(told, line[told])}  loss {line['test_loss']:.4f}"
+                f"  {tables.metric_label(told)} {tables.value(told, line[told])}  loss {line['test_loss']:.4f}"
                 if line.get(told) is not None and line.get("test_loss") is not None
                 else ""
             )
@@ -123,7 +123,7 @@ class Screen:
         e, kept, told = run.experiment, run.summary["kept"], run.metric
         if not self.quiet:
             self.progress.print(
-                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  {tables.said(told)} "
+                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  {tables.metric_label(told)} "
                 f"{tables.value(told, kept[told])}  loss {tables.number(kept['test_loss'])}",
                 soft_wrap=True,
             )

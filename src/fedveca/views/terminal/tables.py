@@ -17,7 +17,7 @@ from fedveca.tasks.partition import RULES
 def models(run: Run) -> Table:
     """One run's kept and last model."""
     rows = Table(box=None, pad_edge=False)
-    for heading in ("model", "of round", f"test {said(run.metric)}", "test loss"):
+    for heading in ("model", "of round", f"test {metric_label(run.metric)}", "test loss"):
         rows.add_column(heading, justify="left" if heading == "model" else "right")
     for which in ("kept", "last"):
         s = run.summary[which]
@@ -33,7 +33,7 @@ def methods(rows: list[dict[str, Any]], name: str) -> Table:
     names = sorted(rows[0]["kept"], key="test_loss".__eq__)  # the loss last
     columns = [(w, n) for w in ("kept", "last") for n in names]
     for which, what in columns:
-        shown.add_column(f"{which}\n{said(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
+        shown.add_column(f"{which}\n{metric_label(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
     best = {}
     for which, what in columns:
         rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
@@ -120,7 +120,7 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:5.2f} %"
 
 
-def said(name: str) -> str:
+def metric_label(name: str) -> str:
     """test_absolute_error -> absolute error."""
     return name.removeprefix("test_").replace("_", " ")
 
