@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from fedveca.cli import board, deploy, experiments, inspect, show
+from fedveca.errors import UserError
 from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
 from fedveca.version import __version__
 
@@ -30,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         with terminate_as_interrupt():
             code: int = args.command(args)
         return code
-    except (ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
+    except (UserError, OSError, MemoryError, RuntimeError, ImportError) as error:
         if is_out_of_memory(error) or is_out_of_memory(error.__cause__):
             print(f"fedveca: {SHORT_OF_MEMORY}", file=sys.stderr)
             return 1
-        if not isinstance(error, ValueError | OSError):
+        if not isinstance(error, UserError | OSError):
             raise
         print(f"fedveca: {_sentence(error)}", file=sys.stderr)
         return 1 if isinstance(error, FolderUnwritable) else 2

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedveca.errors import UserError
+
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 LONGEST_NAME = 255  # bytes of a file's name
 
@@ -64,9 +66,9 @@ def check_counts(args: argparse.Namespace) -> None:
     for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
         given = getattr(args, name)
         if given < 1:
-            raise ValueError(f"--{name} {given} is out of range; allowed: >= 1")
+            raise UserError(f"--{name} {given} is out of range; allowed: >= 1")
         if given > most:
-            raise ValueError(f"--{name} {given} is out of range; at most {most}")
+            raise UserError(f"--{name} {given} is out of range; at most {most}")
 
 
 def tell(args: argparse.Namespace, result: dict[str, Any], text: str = "") -> None:

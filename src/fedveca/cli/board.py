@@ -9,6 +9,7 @@ import webbrowser
 from pathlib import Path
 
 from fedveca.cli.arguments import Command
+from fedveca.errors import UserError
 
 
 def add(command: Command) -> None:
@@ -37,16 +38,16 @@ def _board(args: argparse.Namespace) -> int:
         from fedveca.views.board.app import app, serve
 
         if not args.runs.is_dir():
-            raise ValueError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
+            raise UserError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
         if not 0 <= args.port <= 65535:
-            raise ValueError(f"--port {args.port} is out of range; allowed: 0 to 65535")
+            raise UserError(f"--port {args.port} is out of range; allowed: 0 to 65535")
         if not args.host.strip() or not all(name.strip() for name in args.name):
             wrong, like = ("--host", "127.0.0.1") if not args.host.strip() else ("--name", "board.example")
-            raise ValueError(f"{wrong} is empty; allowed: an address or a name, such as {like}")
+            raise UserError(f"{wrong} is empty; allowed: an address or a name, such as {like}")
         secret = token() if args.token or not loopback(args.host) else ""
         application = app(args.runs, host=args.host, token=secret, names=tuple(args.name))
     except ModuleNotFoundError as error:
-        raise ValueError("fedveca board needs the extra fedveca[board]: pip install 'fedveca[board]'") from error
+        raise UserError("fedveca board needs the extra fedveca[board]: pip install 'fedveca[board]'") from error
     with _listen(args.host, args.port) as listening:
         shown = f"[{args.host}]" if ":" in args.host else args.host
         shown = socket.gethostname() if args.host in ("0.0.0.0", "::") else shown
@@ -65,4 +66,4 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         why = str(error.strerror).split(" (while")[0] if isinstance(error, OSError) else "it is not a host name"
-        raise ValueError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error
+        raise UserError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error

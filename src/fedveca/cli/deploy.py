@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedveca.cli.arguments import Command, experiment_of, folder, out_of, takes_experiment
+from fedveca.errors import UserError
 
 MOST_NODES = 10_000  # each has a folder, a key and a process
 
@@ -49,11 +50,11 @@ def _local(args: argparse.Namespace) -> int:
     if args.resume:
         settings = parse_settings(args.words)
         if args.out or args.nodes or set(settings) - {"rounds"}:
-            raise ValueError("--resume takes the run as it is; only rounds=N may be given with it")
+            raise UserError("--resume takes the run as it is; only rounds=N may be given with it")
         former, out = Run.open(args.resume), args.resume
         experiment = replace(former.experiment, rounds=settings.get("rounds", former.experiment.rounds))
         if former.summary and len(former.rounds) >= experiment.rounds:
-            raise ValueError(f"{out} is finished: {len(former.rounds)} rounds are done; name more, rounds=N")
+            raise UserError(f"{out} is finished: {len(former.rounds)} rounds are done; name more, rounds=N")
     else:
         name, experiment = experiment_of(args.words)
         experiment = _with_nodes(experiment, args.nodes)
@@ -93,5 +94,5 @@ def _with_nodes(experiment: Any, nodes: int | None) -> Any:
     experiment = experiment if nodes is None else replace(experiment, clients=nodes)
     if experiment.clients > MOST_NODES:
         said = f"clients={experiment.clients}" if nodes is None else f"--nodes {nodes}"
-        raise ValueError(f"{said} is out of range; at most {MOST_NODES} nodes")
+        raise UserError(f"{said} is out of range; at most {MOST_NODES} nodes")
     return experiment

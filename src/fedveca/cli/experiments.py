@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fedveca.cli.arguments import Command, check_counts, experiment_of, folder, out_of, says, takes_run, tell
+from fedveca.errors import UserError
 
 
 def add(command: Command) -> None:
@@ -70,7 +71,7 @@ def _resume(args: argparse.Namespace) -> int:
 
     settings = parse_settings(args.words)
     if args.out is not None or set(settings) - {"rounds", "data_dir"}:
-        raise ValueError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
+        raise UserError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
     experiment = replace(Run.open(args.resume).experiment, **settings)
     with Screen(args.quiet or args.json) as screen:
         watch = screen.run(experiment)

@@ -30,7 +30,7 @@ def _takes_runs(sub: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import printable
+    from fedveca.errors import printable
     from fedveca.views.report.report import find_runs, write
 
     runs, passed = find_runs(args.runs)
@@ -42,7 +42,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import printable
+    from fedveca.errors import printable
     from fedveca.views.figures.run import draw
     from fedveca.views.report.report import find_runs
 

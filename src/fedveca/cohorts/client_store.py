@@ -21,13 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveca.errors import UserError
 from fedveca.runs.files import open_new, open_regular
 
 NOWHERE = -1
 PIECE_BYTES = 64 * 2**20  # handled at once
 
 
-class Damaged(ValueError):
+class Damaged(UserError):
     """What is on disk cannot be trusted."""
 
 

@@ -5,7 +5,6 @@ What happens to whom is a pure function of (seed, round, client), so a run with 
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named, Order, Report
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.client_memory import PersistentMemory
+from fedveca.errors import UserError, suggest
 
 AWAY = ("crash", "drop", "late")  # by chance, round by round
 BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
@@ -44,25 +44,24 @@ def parse_faults(text: str) -> dict[str, Fault]:
     for word in text.split(",") if text else ():
         kind, *values = word.strip().split(":")
         if kind not in FORMS:
-            near = difflib.get_close_matches(kind, FORMS, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"faults={text}: {kind!r} is not known{hint}; allowed: {' | '.join(FORMS.values())}")
+            hint = suggest(kind, FORMS)
+            raise UserError(f"faults={text}: {kind!r} is not known{hint}; allowed: {' | '.join(FORMS.values())}")
         if kind in found:
-            raise ValueError(f"faults={text}: {kind} stands there twice")
+            raise UserError(f"faults={text}: {kind} stands there twice")
         numbers = [_number(value) for value in values]
         if len(values) != FORMS[kind].count(":") or not 0 <= numbers[0] <= 1:
-            raise ValueError(f"faults={text}: {word.strip()!r} is not {FORMS[kind]} with a share in [0, 1]")
+            raise UserError(f"faults={text}: {word.strip()!r} is not {FORMS[kind]} with a share in [0, 1]")
         more = numbers[1] if len(numbers) > 1 else 1.0
         if kind == "crash" and not (1 <= more <= 10**6 and more == int(more)):
-            raise ValueError(f"faults={text}: a crash lasts a whole number of rounds, 1 or more, not {values[1]}")
+            raise UserError(f"faults={text}: a crash lasts a whole number of rounds, 1 or more, not {values[1]}")
         if not math.isfinite(more):
-            raise ValueError(f"faults={text}: a factor is a finite number, not {values[1]}")
+            raise UserError(f"faults={text}: a factor is a finite number, not {values[1]}")
         if abs(more) > LARGEST:
-            raise ValueError(f"faults={text}: a factor is a number in [{-LARGEST}, {LARGEST}], not {values[1]}")
+            raise UserError(f"faults={text}: a factor is a number in [{-LARGEST}, {LARGEST}], not {values[1]}")
         found[kind] = Fault(kind, numbers[0], more)
     share = sum(fault.rate for fault in found.values() if fault.kind in BAD)
     if share > 1 + 1e-9:
-        raise ValueError(f"faults={text}: the shares of {', '.join(BAD)} add up to {share:g}; at most 1")
+        raise UserError(f"faults={text}: the shares of {', '.join(BAD)} add up to {share:g}; at most 1")
     return found
 
 
@@ -85,7 +84,7 @@ class Faults:
             count = draws.clients_per_round(clients, fault.rate) if fault.rate else 0
             mine = order[at : at + count]
             if len(mine) < count:
-                raise ValueError(f"faults={text}: {clients} clients are too few for so many kinds of bad ones")
+                raise UserError(f"faults={text}: {clients} clients are too few for so many kinds of bad ones")
             self.bad |= dict.fromkeys(mine.tolist(), fault.kind)
             self.factor[mine] = {"nan": math.nan, "scale": fault.more, "flip": -1.0, "lie": 1.0}[fault.kind]
             self.liar[mine] = fault.kind == "lie"

@@ -14,6 +14,7 @@ from fedveca.deploy.node import alive
 from fedveca.deploy.provision import write_app
 from fedveca.deploy.server import check_deployable
 from fedveca.deploy.superlink import Failed
+from fedveca.errors import UserError
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import leads_out
@@ -32,7 +33,7 @@ def run_locally(
     if not again:
         require_new(out)
     if leads_out(out, "deployment"):
-        raise ValueError(f"{out / 'deployment'} is a link to elsewhere, or holds one; it is not written")
+        raise UserError(f"{out / 'deployment'} is a link to elsewhere, or holds one; it is not written")
     build(e)  # says at once what does not fit, and has the data at hand before every node asks for them
     try:
         with Federation(out / "deployment", e.clients) as federation:
@@ -54,7 +55,7 @@ def run_locally(
 
 def needs_flower() -> None:
     if find_spec("flwr") is None:
-        raise ValueError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
+        raise UserError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
 
 
 def follow(federation: Federation, out: Path, watch: Watch | None = None) -> None:
@@ -70,7 +71,7 @@ def follow(federation: Federation, out: Path, watch: Watch | None = None) -> Non
                     watch(line)
             told = len(lines)
         if now.get("wrong"):
-            raise ValueError(now["error"])
+            raise UserError(now["error"])
         if now.get("error"):
             raise Failed(now["error"])
         if now.get("ended"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.deploy.private_api import find_socket, make_private
+from fedveca.errors import UserError
 
 START_SECONDS = 300.0  # a small device takes its time to load PyTorch
 
@@ -85,7 +86,7 @@ def _worker(folder: Path) -> Connection:
 def _connect(folder: Path, pid: int = 0) -> Connection:
     where = json.loads((folder / "worker.json").read_text())
     if pid and where["pid"] != pid:
-        raise ValueError("another worker's")
+        raise UserError("another worker's")
     return Client(find_socket(folder, f"worker-{int(where['pid'])}.sock"), family="AF_UNIX")
 
 

@@ -28,8 +28,9 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.node import alive
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
+from fedveca.errors import UserError, printable
 from fedveca.runs.build import load_data, make_method
-from fedveca.runs.experiment import FIELDS, Experiment, printable
+from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import write_atomic
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
@@ -58,13 +59,13 @@ def _answer(
     e = Experiment(**settings)
     pinned = read_pin(folder)
     if pinned is not None and ":" in e.model and e.model != pinned["model"]:
-        raise ValueError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
+        raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
     local = _local(e, client, order["classes"], order["pixels"])
     if "round" not in order:
         return {"client": client, "rows": int(local.sizes[client])}, {}, {}
     named = {name: torch.from_numpy(wide(v, order["wire"])).to(local.device) for name, v in arrays.items()}
     if len(named["w"]) != local.problem.size:
-        raise ValueError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
+        raise UserError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
     given = Order(named.pop("w"), named)
     store, here = Store(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
     local.memory = ClientMemory(client + 1)
@@ -97,7 +98,7 @@ class Store:
             return {}
         path = self._path(known)
         if not path.exists():
-            raise ValueError(f"client {self.client} has lost what it remembered of round {known + 1}")
+            raise UserError(f"client {self.client} has lost what it remembered of round {known + 1}")
         return {name: v[None] for name, v in load_file(path).items()}
 
     def after(self, k: int, known: int, memory: Named) -> None:
@@ -121,10 +122,10 @@ def _local(e: Experiment, client: int, classes: int, pixels: str) -> LocalCohort
     """One client, under its own number: it draws the rows that the simulator would have drawn."""
     x, y = rows(e, client)
     if len(x) == 0:
-        raise ValueError(f"client {client} has no rows")
+        raise UserError(f"client {client} has no rows")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
-        raise ValueError(f"client {client} has labels from {low} to {high}; there are {classes} classes")
+        raise UserError(f"client {client} has labels from {low} to {high}; there are {classes} classes")
     problem = model(
         e.model, tuple(x.shape[1:]), classes, init=e.init, hidden=e.hidden, precision=e.precision, seed=e.seed
     )
@@ -150,7 +151,7 @@ def rows(e: Experiment, client: int) -> tuple[Tensor, Tensor]:
     if own := os.environ.get("FEDVECA_NODE_DATA", ""):
         return own_rows(own, "FEDVECA_NODE_DATA")
     if client >= e.clients:
-        raise ValueError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
+        raise UserError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
     data, shares = load_data(e)
     mine = shares.rows[shares.start[client] : shares.start[client + 1]]
     return data.x[mine], data.y[mine]
@@ -172,11 +173,11 @@ def own_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
     except Exception as error:
         how = "an npz with x and y, a folder with x.npy and y.npy, or package.module:load"
         said = printable(" ".join(f"{type(error).__name__}: {error}".split()))
-        raise ValueError(f"{source}={name} cannot be read ({said}); it is {how}") from error
+        raise UserError(f"{source}={name} cannot be read ({said}); it is {how}") from error
     if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
-        raise ValueError(f"{source}={name} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
+        raise UserError(f"{source}={name} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
     if x.is_complex() or y.is_complex() or (y.is_floating_point() and not bool(torch.isfinite(y).all())):
-        raise ValueError(f"{source}={name} has x of {x.dtype} and y of {y.dtype}; numbers and whole labels are wanted")
+        raise UserError(f"{source}={name} has x of {x.dtype} and y of {y.dtype}; numbers and whole labels are wanted")
     if x.dtype not in (torch.uint8, torch.float32):
         x = x.float()
     return x, y.long()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedveca.errors import UserError
+
 FILE = "pinned.json"
 PROJECT = "pyproject.toml"
 SUFFIXES = (".py", ".toml")
@@ -24,7 +26,7 @@ TEXTS = (".md", ".txt", ".rst")  # what a person reads may differ
 MOST = 16 * 1024 * 1024  # bytes of an app, unpacked
 
 
-class AppRejected(ValueError):
+class AppRejected(UserError):
     """An app that is not the pinned one."""
 
 
@@ -48,7 +50,7 @@ def describe_app(app: Path) -> dict[str, Any]:
         settings = project["tool"]["flwr"]["app"]
         return {"files": files, "components": settings["components"], "model": settings["config"].get("model", "")}
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{app} is not a Flower app of FedVeca: {PROJECT} cannot be read ({error})") from error
+        raise UserError(f"{app} is not a Flower app of FedVeca: {PROJECT} cannot be read ({error})") from error
 
 
 def pin(app: Path, nodes: list[Path]) -> None:
@@ -58,7 +60,7 @@ def pin(app: Path, nodes: list[Path]) -> None:
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:
         if not node.is_dir():
-            raise ValueError(f"{node} is not a node's folder")
+            raise UserError(f"{node} is not a node's folder")
     for node in nodes:
         write_atomic(node / FILE, content)
 

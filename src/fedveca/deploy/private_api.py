@@ -22,6 +22,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from fedveca.errors import UserError
+
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
 FOLDER = "FEDVECA_API_DIR"
 SERVER = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flwr")
@@ -59,7 +61,7 @@ def make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.geteuid():
-        raise ValueError(f"{folder} belongs to another user or is a link; name a folder of your own")
+        raise UserError(f"{folder} belongs to another user or is a link; name a folder of your own")
     folder.chmod(0o700)
 
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveca.errors import UserError
+
 if TYPE_CHECKING:
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
@@ -82,25 +84,26 @@ def _bound_nodes() -> dict[int, int] | None:
 
 def check_deployable(e: Experiment) -> None:
     """Raises ValueError for an experiment that real nodes cannot run."""
-    from fedveca.runs.experiment import METHODS, printable
+    from fedveca.errors import printable
+    from fedveca.runs.experiment import METHODS
     from fedveca.tasks.custom import CUSTOM
 
     if e.method == "centralised":
         others = ", ".join(name for name in METHODS if name != e.method)
-        raise ValueError(f"method=centralised has no clients; the methods that can be deployed are {others}")
+        raise UserError(f"method=centralised has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))
-            raise ValueError(f"{name}={value} is a Python object; nodes need a name that they know")
+            raise UserError(f"{name}={value} is a Python object; nodes need a name that they know")
     if ":" in e.model and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", e.model, re.ASCII):
-        raise ValueError(f"model={printable(ascii(e.model))} is not of the form package.module:factory")
+        raise UserError(f"model={printable(ascii(e.model))} is not of the form package.module:factory")
     if e.engine != "local":
-        raise ValueError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
+        raise UserError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
     for name in ("faults", "dp_noise"):
         if getattr(e, name):
-            raise ValueError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")
+            raise UserError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")
     if e.min_clients > e.clients:
-        raise ValueError(f"min_clients={e.min_clients} is more than clients={e.clients}")
+        raise UserError(f"min_clients={e.min_clients} is more than clients={e.clients}")
 
 
 def load_test_data(e: Experiment) -> Dataset:

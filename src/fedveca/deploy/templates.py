@@ -12,7 +12,8 @@ from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
 from fedveca.deploy.server import check_deployable
-from fedveca.runs.experiment import Experiment, printable
+from fedveca.errors import UserError, printable
+from fedveca.runs.experiment import Experiment
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 SERVER = """#!/bin/sh
@@ -90,11 +91,11 @@ def parse_host(text: str) -> Host:
     except ValueError:
         if len(text) > 253 or not re.fullmatch(rf"{LABEL}(\.{LABEL})*", text) or re.fullmatch(r"[0-9.]+", text):
             wanted = "a host name of letters, digits, '-' and '.', or an IP address"
-            raise ValueError(f"--host {printable(ascii(text))} is not {wanted}") from None
+            raise UserError(f"--host {printable(ascii(text))} is not {wanted}") from None
         local = text.lower() == "localhost" or text.lower().endswith(".localhost")
         return Host(text, text, "127.0.0.1" if local else "0.0.0.0")
     if "%" in text or address.is_unspecified or address.is_multicast:
-        raise ValueError(f"--host {text} is not an address that devices can connect to")
+        raise UserError(f"--host {text} is not an address that devices can connect to")
     everywhere = "0.0.0.0" if address.version == 4 else "::"
     written = str(address) if address.version == 4 else f"[{address}]"
     return Host(written, str(address), str(address) if address.is_loopback else everywhere)
@@ -105,9 +106,9 @@ def write_kit(folder: Path, e: Experiment, host: str, port: int) -> None:
     check_deployable(e)
     where = parse_host(host)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} already exists and is not empty; name another folder")
+        raise UserError(f"{folder} already exists and is not empty; name another folder")
     if not 1 <= port <= 65535:
-        raise ValueError(f"--port {port} is out of range; allowed: [1, 65535]")
+        raise UserError(f"--port {port} is out of range; allowed: [1, 65535]")
     try:
         _write(folder, e, where, port)
     except BaseException:

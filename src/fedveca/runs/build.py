@@ -16,12 +16,13 @@ from fedveca.cohorts.faults import Faults, FaultyCohort, Inner
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import PrivateCohort
 from fedveca.cohorts.random import clients_per_round
+from fedveca.errors import UserError, show_value
 from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.tasks import models
-from fedveca.tasks.custom import CUSTOM, show_value
+from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.download import do_nothing
@@ -67,7 +68,7 @@ def build(
     try:
         torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={show_value(device)} is not known; it is 'cpu' or 'cuda'") from error
+        raise UserError(f"device={show_value(device)} is not known; it is 'cpu' or 'cuda'") from error
     e = name_objects(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
     if cohort is None:
         if data is None:
@@ -75,7 +76,7 @@ def build(
         data, shares = load_data(e, data, say, partition)
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
-            raise ValueError(
+            raise UserError(
                 f"cohort={show_value(cohort)} needs sizes, a tensor, to be called for a round, and data=..."
             )
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
@@ -140,11 +141,11 @@ def load_data(
     if data is None:
         data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say)
     if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
-        raise ValueError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
+        raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
-        raise ValueError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
+        raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = e.method == "centralised"  # FedAvg with one client
     if custom is None:
         return data, partition(
@@ -161,7 +162,7 @@ def load_data(
         try:
             custom = custom(data, e.clients, e.seed)
         except Exception as error:
-            raise ValueError(f"partition ({e.partition}) fails: {explain_error(error)}") from error
+            raise UserError(f"partition ({e.partition}) fails: {explain_error(error)}") from error
     shares = from_lists(custom, len(data.y))
     return data, from_lists([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
@@ -180,13 +181,13 @@ def _on_ray(
 ) -> Inner:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.aggregate != "mean":
-        raise ValueError(
+        raise UserError(
             f"aggregate={e.aggregate} needs engine=local: Ray's workers return sums, not each client's vectors"
         )
     try:
         from fedveca.cohorts.ray.cohort import RayCohort
     except ModuleNotFoundError as error:
-        raise ValueError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
+        raise UserError("engine=ray needs the extra fedveca[ray]: pip install 'fedveca[ray]'") from error
     return RayCohort(
         algorithm,
         remake,
@@ -226,7 +227,7 @@ def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
     tau = [max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()]  # products may pass int64
     if max(tau) > MOST_STEPS:
         most = e.tau_all * MOST_STEPS // max(tau)
-        raise ValueError(
+        raise UserError(
             f"tau_all={e.tau_all} gives a client {max(tau)} local steps per round; at most {MOST_STEPS}: "
             f"take more rounds, or tau_all of {most} or less"
         )

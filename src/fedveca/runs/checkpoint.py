@@ -17,8 +17,9 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named
 from fedveca.algorithms.control import TAU_MIN
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
+from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, printable
+from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment
 from fedveca.runs.files import SECOND_NAME, read_inside
 from fedveca.runs.folder import FORMER, LAST, ROWS, guard_writing, write_draft
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
@@ -87,12 +88,12 @@ def load_checkpoint(folder: Path, built: Built, belongs: str, device: str) -> tu
                 raise Unfit(_explain_other(folder, memory))
             memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
         except Unfit as error:
-            raise ValueError(f"{folder} cannot be resumed: {name} {error}") from error
+            raise UserError(f"{folder} cannot be resumed: {name} {error}") from error
         except (OSError, ValueError) as error:
             said.append(str(error))
         else:
             return course, f"{'; '.join(said)}; went on from {name}" if said else ""
-    raise ValueError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(said))}")
+    raise UserError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(said))}")
 
 
 def rows_of(folder: Path) -> Path:
@@ -103,13 +104,13 @@ def rows_of(folder: Path) -> Path:
     try:
         path = find_inside(folder, ROWS).resolve()
         if path.stat().st_nlink > 1:
-            raise ValueError(f"{ROWS} {SECOND_NAME}; resume a copy of the folder")
+            raise UserError(f"{ROWS} {SECOND_NAME}; resume a copy of the folder")
     except ValueError as error:
-        raise ValueError(f"{folder} cannot be resumed: {error}") from error
+        raise UserError(f"{folder} cannot be resumed: {error}") from error
     return path
 
 
-class Unfit(ValueError):
+class Unfit(UserError):
     """A checkpoint that is whole, but not this run's."""
 
 
@@ -137,10 +138,10 @@ def _read(folder: Path, name: str, most: int, belongs: str) -> Named:
     try:
         header = _header(content)
         if hashlib.sha256(content.replace(header["sum"].encode(), BLANK, 1)).hexdigest() != header["sum"]:
-            raise ValueError("its content does not match its sum")
+            raise UserError("its content does not match its sum")
         named: Named = load(content)
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{name} is damaged") from error
+        raise UserError(f"{name} is damaged") from error
     if header.get("format") != FORMAT:
         raise Unfit(f"has the format of another version of fedveca ({header.get('format')!r:.40})")
     if header.get("mark") != belongs:
@@ -151,7 +152,7 @@ def _read(folder: Path, name: str, most: int, belongs: str) -> Named:
 def _header(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
     if size > len(content):
-        raise ValueError("it ends within its header")
+        raise UserError("it ends within its header")
     header: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
     return header
 

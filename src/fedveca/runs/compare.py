@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 
 from fedveca.algorithms import Algorithm
+from fedveca.errors import UserError
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
 from fedveca.runs.folder import Run, require_free, write_atomic
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
@@ -106,11 +107,11 @@ def compare(
     out = Path(out)
     require_free(out)
     if custom.get("method") is not None:
-        raise ValueError("compare takes methods=(...), names or objects, not method=")
+        raise UserError("compare takes methods=(...), names or objects, not method=")
     if workers > 1 and (custom or not all(isinstance(m, str) for m in methods)):
-        raise ValueError(f"workers={workers}: objects of your own are compared in this process, workers=1")
+        raise UserError(f"workers={workers}: objects of your own are compared in this process, workers=1")
     if len({called(m) for m in methods}) < len(methods):
-        raise ValueError(f"methods are named twice: {', '.join(map(called, methods))}")
+        raise UserError(f"methods are named twice: {', '.join(map(called, methods))}")
     chains = [
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)
@@ -213,7 +214,7 @@ def finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE)
     if custom.get("partition") is not None:
         e = replace(e, clients=done.experiment.clients)
     if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
-        raise ValueError(f"{folder} holds a run with other settings; name another folder")
+        raise UserError(f"{folder} holds a run with other settings; name another folder")
     return done if done.summary else None
 
 

@@ -15,6 +15,7 @@ from fedveca.cohorts.faults import Faults
 from fedveca.cohorts.local.cohort import Send
 from fedveca.cohorts.privacy import Privacy
 from fedveca.cohorts.random import clients_per_round, sample_clients
+from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 
 
@@ -41,7 +42,7 @@ class Account:
             import dp_accounting
             from dp_accounting import rdp
         except ImportError as error:
-            raise ValueError("dp_noise needs the extra fedveca[privacy]: pip install 'fedveca[privacy]'") from error
+            raise UserError("dp_noise needs the extra fedveca[privacy]: pip install 'fedveca[privacy]'") from error
         self._of, self._rdp, self.delta, self.seed = dp_accounting, rdp, delta, seed
         self.noise, self.closing, self.hidden = noise / 2, closing, hidden
         self.clients, self.asked = clients, clients_per_round(clients, participation)

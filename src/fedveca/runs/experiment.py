@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from fedveca.cohorts import faults as adversity
 from fedveca.cohorts.aggregate import RULES as AGGREGATE
+from fedveca.errors import UserError, printable, quoted, show_value, suggest
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.losses import LOSSES, METRICS
@@ -112,14 +113,13 @@ class Experiment:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.model not in MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
-            near = difflib.get_close_matches(self.model, MODELS, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
+            hint = suggest(self.model, MODELS)
+            raise UserError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
         adversity.parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
-            raise ValueError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
+            raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
-            raise ValueError(
+            raise UserError(
                 f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
             )
 
@@ -135,12 +135,12 @@ FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known."""
     if text.count(".") > DOTS:
-        raise ValueError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
+        raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
         why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise ValueError(f"{source} is not TOML: {why}") from error
+        raise UserError(f"{source} is not TOML: {why}") from error
     for key in table:
         check_setting(key)
     return table
@@ -152,23 +152,22 @@ def preset(name: str) -> dict[str, Any]:
         try:
             text = _read_file(Path(name))
         except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-            raise ValueError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
+            raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
         return parse_toml(text, printable(name))
     if name not in presets():
-        near = difflib.get_close_matches(name, presets(), 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = suggest(name, presets())
         all_of_them = ", ".join(presets())
-        raise ValueError(f"preset {quoted(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
+        raise UserError(f"preset {quoted(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
     return parse_toml((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
 
 
 def _read_file(path: Path) -> str:
     if path.exists() and not (stat.S_ISREG(path.stat().st_mode) or path.is_dir()):
-        raise ValueError("it is not a regular file")  # a pipe or a device may have no end
+        raise UserError("it is not a regular file")  # a pipe or a device may have no end
     with open(path, "rb") as file:
         content = file.read(PRESET_BYTES + 1)
     if len(content) > PRESET_BYTES:
-        raise ValueError(f"it is longer than {PRESET_BYTES} bytes")
+        raise UserError(f"it is longer than {PRESET_BYTES} bytes")
     return content.decode("utf-8")
 
 
@@ -178,7 +177,7 @@ def reject_custom(settings: dict[str, Any]) -> None:
         if FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith(CUSTOM):
             known_ones = KNOWN_MODELS if key == "model" else range_of(FIELDS[key])
             said = f"{key}={printable(value)} is an object that was given from Python"
-            raise ValueError(f"{said}; here allowed: {known_ones}")
+            raise UserError(f"{said}; here allowed: {known_ones}")
 
 
 def presets() -> list[str]:
@@ -192,7 +191,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{printable(repr(word))} is not key=value")
+            raise UserError(f"{printable(repr(word))} is not key=value")
         out[key] = _typed(check_setting(key), value)
     return out
 
@@ -202,18 +201,7 @@ def check_setting(key: str) -> str:
         return key
     near = difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
-    raise ValueError(f"{quoted(key)} is not a setting; {hint}")
-
-
-def printable(text: str, most: int = 120) -> str:
-    """A user's text as part of one sentence: on one line, printable, and not without end."""
-    cut = text if len(text) <= most else f"{text[:most]}..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
-
-
-def quoted(text: str) -> str:
-    """The same, in quotes where it is empty or has spaces, which would not be seen."""
-    return printable(text if text and not any(c.isspace() for c in text) else repr(text))
+    raise UserError(f"{quoted(key)} is not a setting; {hint}")
 
 
 def range_of(field: dataclasses.Field[Any]) -> str:
@@ -237,48 +225,39 @@ def _typed(key: str, value: str) -> Any:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        raise UserError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
     if type(value) is int and abs(value) > 10**30:  # neither a float nor, beyond 4300 digits, a text
-        raise ValueError(f"{field.name} is out of range: a number of more than 30 digits; allowed: {range_of(field)}")
+        raise UserError(f"{field.name} is out of range: a number of more than 30 digits; allowed: {range_of(field)}")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{field.name}={printable(_repr(value))} is not {kind.__name__}; allowed: {range_of(field)}")
+        raise UserError(f"{field.name}={show_value(value, 120)} is not {kind.__name__}; allowed: {range_of(field)}")
     if field.name != "data_dir" and isinstance(value, str) and any(unicodedata.category(c) in LINES for c in value):
         of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
-        raise ValueError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
+        raise UserError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
     if m["of"] and value not in m["of"] and not (m["custom"] and str(value).startswith(CUSTOM)):
-        near = difflib.get_close_matches(value, m["of"], 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{field.name}={printable(str(value))} is not known{hint}; allowed: {range_of(field)}")
+        hint = suggest(str(value), m["of"])
+        raise UserError(f"{field.name}={printable(str(value))} is not known{hint}; allowed: {range_of(field)}")
     for word in str(value).split(",") if m["some"] and value else ():
         if word.strip() not in m["some"]:
-            near = difflib.get_close_matches(word, m["some"], 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = suggest(word, m["some"])
             said = f"{field.name}={printable(str(value))}: {printable(repr(word))}"
-            raise ValueError(f"{said} is not known{hint}; allowed: {range_of(field)}")
+            raise UserError(f"{said} is not known{hint}; allowed: {range_of(field)}")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{field.name}={printable(repr(value))} is not UTF-8 text")
+        raise UserError(f"{field.name}={printable(repr(value))} is not UTF-8 text")
     if isinstance(value, int) and value > LARGEST:
-        raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST}")
+        raise UserError(f"{field.name}={value} is out of range; at most {LARGEST}")
     if isinstance(value, float) and LARGEST_FLOAT < value < math.inf:
-        raise ValueError(f"{field.name}={value} is out of range; at most {LARGEST_FLOAT}")
+        raise UserError(f"{field.name}={value} is out of range; at most {LARGEST_FLOAT}")
     if isinstance(value, int | float):
         inside = m["low"] < value < m["high"] if m["open"] else m["low"] <= value <= m["high"]
         if not inside or not math.isfinite(value):
-            raise ValueError(f"{field.name}={value} is out of range; allowed: {range_of(field)}")
+            raise UserError(f"{field.name}={value} is out of range; allowed: {range_of(field)}")
     return value
-
-
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits in it
-        return f"({type(value).__name__})"
 
 
 def _toml(value: Any) -> str:

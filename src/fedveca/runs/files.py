@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedveca.errors import UserError
 from fedveca.runs.schema import find_inside
 
 SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -40,7 +41,7 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
     with os.fdopen(open_regular(find_inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
         content = file.read(most + 1) if (size := os.fstat(file.fileno()).st_size) <= most else b""
     if max(size, len(content)) > most:
-        raise ValueError(f"{name} is too large: {size} bytes, at most {most} are allowed")
+        raise UserError(f"{name} is too large: {size} bytes, at most {most} are allowed")
     return content
 
 
@@ -52,7 +53,7 @@ def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
             yield line.decode("utf-8")
             k += 1
         if len(line) > most:
-            raise ValueError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
+            raise UserError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
 
 
 def leads_out(folder: Path, name: str) -> bool:

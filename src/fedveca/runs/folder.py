@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveca.runs.experiment import Experiment, parse_toml, printable
+from fedveca.errors import UserError, printable
+from fedveca.runs.experiment import Experiment, parse_toml
 from fedveca.runs.files import open_regular, read_inside, read_lines
 from fedveca.runs.interrupt import RUN, STARTED_BY, FolderUnwritable, how_to_resume
 from fedveca.runs.schema import parse_object, validate_records
@@ -72,9 +73,9 @@ class Run:
             return Run(experiment, rounds, summary, folder=folder)
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ValueError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
+            raise UserError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
         except MemoryError as error:
-            raise ValueError(f"{printable(str(folder), 400)} cannot be opened: it does not fit in memory") from error
+            raise UserError(f"{printable(str(folder), 400)} cannot be opened: it does not fit in memory") from error
 
     @property
     def metric(self) -> str:
@@ -130,7 +131,7 @@ class RunFolder:
             for name in ("experiment.toml", "environment.json", "rounds.jsonl", "partition.json"):
                 with contextlib.suppress(OSError):
                     (path / name).unlink(missing_ok=True)
-            raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
     def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> RunFolder:
@@ -138,7 +139,7 @@ class RunFolder:
         try:
             content = b"".join(_json(line) + b"\n" for line in lines)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
+            raise UserError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
         try:
             _tidy(path)
             (path / "summary.json").unlink(missing_ok=True)
@@ -146,7 +147,7 @@ class RunFolder:
             write_atomic(path / "rounds.jsonl", content)
             return RunFolder(path)
         except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def round(self, line: dict[str, Any]) -> None:
         left = _json(line) + b"\n"
@@ -222,26 +223,26 @@ def require_new(path: Path | str) -> None:
     if path.is_dir():
         others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
-            raise ValueError(f"{path} is not empty: it holds {printable(other)}; name a new folder")
+            raise UserError(f"{path} is not empty: it holds {printable(other)}; name a new folder")
 
 
 def require_files(folder: Path) -> None:
     """ValueError where a folder stands in the place of a file that a run writes; a tracker's own cannot stop a run."""
     for name in (*FILES, ROWS):
         if name != "trackers.json" and (folder / name).is_dir():
-            raise ValueError(f"{folder} cannot be resumed: {name} is no file")
+            raise UserError(f"{folder} cannot be resumed: {name} is no file")
 
 
 def require_free(path: Path) -> None:
     """ValueError where a run folder cannot be made; one that was killed before it was made is none."""
     lines = path / "rounds.jsonl"
     if (path / "experiment.toml").exists() or (lines.exists() and lines.stat().st_size):
-        raise ValueError(f"{path} already holds a run; name another folder")
+        raise UserError(f"{path} already holds a run; name another folder")
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; name a folder")
+        raise UserError(f"{path} is a file; name a folder")
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not os.access(above, os.W_OK):
-        raise ValueError(f"{path} cannot be written: no permission in {above}")
+        raise UserError(f"{path} cannot be written: no permission in {above}")
 
 
 def describe_environment(device: str) -> dict[str, Any]:

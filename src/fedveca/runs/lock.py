@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedveca.errors import UserError
+
 NAME = ".lock"
 UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems have no locks
 
 
-class InUse(ValueError):
+class InUse(UserError):
     """Another process has the folder."""
 
 
@@ -29,7 +31,7 @@ def lock_folder(folder: Path, made: bool = False) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
         handle = _take(folder)
     except OSError as error:
-        raise ValueError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
     try:
         yield
         new = False

@@ -13,10 +13,11 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.errors import UserError, show_value
 from fedveca.runs.experiment import FIELDS, METHODS, Experiment
 from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.folder import Run, to_json
-from fedveca.tasks.custom import CUSTOM, check_dataset, show_value
+from fedveca.tasks.custom import CUSTOM, check_dataset
 from fedveca.tasks.datasets.dataset import NAMES, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
@@ -57,7 +58,7 @@ def check_functions(**functions: Any) -> None:
     """ValueError where what is to be called cannot be."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise ValueError(f"{name}={show_value(function)} is not a function; it is one, or None")
+            raise UserError(f"{name}={show_value(function)} is not a function; it is one, or None")
 
 
 def check_experiment(experiment: Any) -> None:
@@ -71,38 +72,36 @@ def check_experiment(experiment: Any) -> None:
         way = "Experiment(**settings) makes one of a dict"
     elif isinstance(experiment, type):
         way = f"{experiment.__name__}() makes one"
-    raise ValueError(f"experiment={show_value(experiment)} is not an Experiment; {way}")
+    raise UserError(f"experiment={show_value(experiment)} is not an Experiment; {way}")
 
 
 def check_folder(out: Any) -> None:
     """ValueError where a folder cannot have this path."""
     if not isinstance(out, str | os.PathLike) or isinstance(os.fspath(out), bytes):
-        raise ValueError(f"out={show_value(out)} is not a path; it is a folder's, text or a pathlib.Path")
+        raise UserError(f"out={show_value(out)} is not a path; it is a folder's, text or a pathlib.Path")
     if not os.fspath(out):
-        raise ValueError("out='' is empty; name a folder")
+        raise UserError("out='' is empty; name a folder")
     try:
         os.lstat(out)
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"out={show_value(os.fspath(out))} cannot be a folder: {reason}") from error
+        raise UserError(f"out={show_value(os.fspath(out))} cannot be a folder: {reason}") from error
 
 
 def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any, ...]:
     """The methods to compare; ValueError where they, or the counts, are none."""
     for name, count, most in (("seeds", seeds, MOST_SEEDS), ("workers", workers, MOST_WORKERS)):
         if type(count) is not int or not 1 <= count <= most:
-            raise ValueError(f"{name}={show_value(count)} is out of range; it is a whole number from 1 to {most}")
+            raise UserError(f"{name}={show_value(count)} is out of range; it is a whole number from 1 to {most}")
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
-        raise ValueError(
-            f"methods={show_value(methods)} are no methods; they are a tuple such as ('fedveca', 'fedavg')"
-        )
+        raise UserError(f"methods={show_value(methods)} are no methods; they are a tuple such as ('fedveca', 'fedavg')")
     for method in methods:
         if not isinstance(method, str):
             name_of("method", method)
         elif method not in METHODS:
-            raise ValueError(
+            raise UserError(
                 f"methods: {show_value(method)} is not known; it is one of {', '.join(METHODS)}, or an object"
             )
     return tuple(methods)
@@ -139,12 +138,12 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
             for state, trace in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
                 if state.w.shape != (problem.size,) or len(state.tau) != clients:
                     got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
-                    raise ValueError(f"update gives {got}, not [{problem.size}] and [{clients}]")
+                    raise UserError(f"update gives {got}, not [{problem.size}] and [{clients}]")
                 json.dumps({name: to_json(value) for name, value in trace.items()})
         except Diverged:
             return
         except Exception as error:
-            raise ValueError(
+            raise UserError(
                 f"{said} fails in a small trial round: {explain_error(error)}; see fedveca.testing.check_algorithm"
             ) from error
 
@@ -154,7 +153,7 @@ def check_runs(runs: Any) -> list[Run]:
     found = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | bytes) else [runs]
     if not found or not all(isinstance(run, Run) for run in found) or isinstance(runs, Run):
         odd = next((run for run in found if not isinstance(run, Run)), runs)
-        raise ValueError(
+        raise UserError(
             f"runs: {show_value(odd)} is not a list of runs; they are what run, compare and Run.open return"
         )
     return found
@@ -171,7 +170,7 @@ def name_objects(experiment: Experiment, **given: Any) -> Experiment:
     names = {key: name_of(key, thing) for key, thing in given.items() if thing is not None}
     for key in given:
         if key not in names and getattr(experiment, key).startswith(CUSTOM):
-            raise ValueError(
+            raise UserError(
                 f"{key}={getattr(experiment, key)} is an object that was given from Python; give it again, {key}=..."
             )
     if "method" in names:
@@ -189,30 +188,30 @@ def name_of(key: str, thing: Any) -> str:
     """What the record calls an object; ValueError where it cannot be one."""
     if key == "data":
         if not isinstance(thing, Dataset):
-            raise ValueError(f"data is {type(thing).__name__}; from_arrays(x, y) and its like make a Dataset of it")
+            raise UserError(f"data is {type(thing).__name__}; from_arrays(x, y) and its like make a Dataset of it")
         if not isinstance(thing.name, str) or not (thing.name.startswith(CUSTOM) or thing.name in NAMES):
-            raise ValueError(
+            raise UserError(
                 f"data is a Dataset called {show_value(thing.name)}; the name of your own starts with {CUSTOM}"
             )
         check_dataset(thing)
         return thing.name
     if key in ("loss", "metric") and isinstance(thing, str):
-        raise ValueError(
+        raise UserError(
             f"{key}={thing!r} is a name, which goes into the settings: Experiment({key}=...), "
             f"{FIELDS[key].metadata['of']}; here it is a function of (scores, y)"
         )
     if key == "method":
         if isinstance(thing, type):
-            raise ValueError(f"method is the class {thing.__name__}; give an object of it, {thing.__name__}(lr=...)")
+            raise UserError(f"method is the class {thing.__name__}; give an object of it, {thing.__name__}(lr=...)")
         lacks = [word for word in CONTRACT if not hasattr(thing, word)]
         if lacks:
-            raise ValueError(
+            raise UserError(
                 f"method is {type(thing).__name__}, which lacks {', '.join(lacks)}; "
                 "fedveca.testing.check_algorithm tells all that a method needs"
             )
         for word in CONTRACT[2:]:
             if not callable(getattr(thing, word)) or getattr(type(thing), word, None) in UNDEFINED:
-                raise ValueError(f"method is {type(thing).__name__}, which does not define the function {word}")
+                raise UserError(f"method is {type(thing).__name__}, which does not define the function {word}")
         if type(thing).__module__.startswith(Algorithm.__module__.rpartition(".")[0]):
             mine = {f.name: _number(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name in FIELDS}
             dataclasses.replace(Experiment(), **mine)  # the ranges of its settings

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.experiment import printable
+from fedveca.errors import UserError, printable
 from fedveca.runs.files import read_inside
 from fedveca.runs.schema import parse_object
 
@@ -28,7 +28,7 @@ def read_table(folder: Path, name: str, most: int = MOST) -> dict[str, Any]:
         ]
         if not level:
             return found
-    raise ValueError(f"{name} is nested more than {DEEPEST} deep")
+    raise UserError(f"{name} is nested more than {DEEPEST} deep")
 
 
 def require_inside(folder: Path, name: str, but: str = "") -> None:
@@ -43,10 +43,10 @@ def require_inside(folder: Path, name: str, but: str = "") -> None:
             continue
         said = printable(str(path.relative_to(folder)))
         if stat.S_ISLNK(mode) and path == top:
-            raise ValueError(f"{said} in the run folder is a link")
+            raise UserError(f"{said} in the run folder is a link")
         if stat.S_ISLNK(mode) and path.name != but and not Path(os.path.realpath(path)).is_relative_to(home):
-            raise ValueError(f"{said} in the run folder is a link that leads out of {name}")
+            raise UserError(f"{said} in the run folder is a link that leads out of {name}")
         if stat.S_ISDIR(mode):
             left += [path / entry for entry in os.listdir(path)]
         elif not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise ValueError(f"{said} in the run folder is neither a file nor a folder")
+            raise UserError(f"{said} in the run folder is neither a file nor a folder")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.errors import UserError, quoted, suggest
 from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import TABLE_I, Experiment, preset, quoted
+from fedveca.runs.experiment import TABLE_I, Experiment, preset
 from fedveca.runs.folder import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
@@ -56,17 +56,16 @@ WHAT = (*STUDIES, "all")
 def studies(what: str, tasks: tuple[str, ...] = TASKS) -> dict[str, tuple[Study, ...]]:
     """The studies of each result that `what` names, as far as `tasks` has them; ValueError where that is none."""
     if what not in WHAT:
-        near = difflib.get_close_matches(what, WHAT, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{quoted(what)} is not known{hint}; it is one of {', '.join(WHAT)}")
+        hint = suggest(what, WHAT)
+        raise UserError(f"{quoted(what)} is not known{hint}; it is one of {', '.join(WHAT)}")
     for task in tasks:
         if task not in TASKS:
-            raise ValueError(f"--tasks {quoted(task)} is not known; it names some of {','.join(TASKS)}")
+            raise UserError(f"--tasks {quoted(task)} is not known; it names some of {','.join(TASKS)}")
     named = STUDIES if what == "all" else {what: STUDIES[what]}
     found = {name: tuple(study for study in of if _task(study) in tasks) for name, of in named.items()}
     found = {name: of for name, of in found.items() if of}
     if not found:
-        raise ValueError(f"{what} has no runs of {','.join(tasks)}; its tasks are {_task(STUDIES[what][0])}")
+        raise UserError(f"{what} has no runs of {','.join(tasks)}; its tasks are {_task(STUDIES[what][0])}")
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.algorithms import Algorithm
+from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.lock import InUse, lock_folder
 from fedveca.tasks.datasets.dataset import FEATURES
@@ -39,14 +40,14 @@ def check_rows(e: Experiment) -> None:
     each = int(1.2 * mean * (4 * FEATURES + 8))
     if e.data == "synthetic" and e.clients * each > capacity():
         said = f"clients={e.clients} of data=synthetic {_needs(e.clients * each)}"
-        raise ValueError(f"{said}; at most {capacity() // each} clients fit")
+        raise UserError(f"{said}; at most {capacity() // each} clients fit")
 
 
 def check_model(e: Experiment, features: int, outputs: int) -> None:
     """ValueError where the parameters of model=mlp cannot fit: the module, w_0, w and a gradient."""
     each = 16 * (features + 1 + outputs)
     if e.model == "mlp" and e.hidden * each > capacity():
-        raise ValueError(f"hidden={e.hidden} {_needs(e.hidden * each)}; at most {capacity() // each} hidden units fit")
+        raise UserError(f"hidden={e.hidden} {_needs(e.hidden * each)}; at most {capacity() // each} hidden units fit")
 
 
 def check_memory(e: Experiment, algorithm: Algorithm, state: Any) -> None:
@@ -56,7 +57,7 @@ def check_memory(e: Experiment, algorithm: Algorithm, state: Any) -> None:
     clients, memory = len(state.tau), algorithm.memory(algorithm.order(state).w)
     size = min(4 * clients * sum(v.shape[-1] for v in memory.values()), e.memory_mb * 2**20)
     if size > capacity():
-        raise ValueError(
+        raise UserError(
             f"memory_mb={e.memory_mb} {_needs(size)} for what {clients} clients keep; at most {capacity() >> 20} fit, "
             "the rest goes to disk"
         )

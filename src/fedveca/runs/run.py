@@ -18,6 +18,7 @@ from torch import Tensor
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.faults import Inner
 from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.errors import UserError, show_value
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Progress, identify_run, load_checkpoint, rows_of, save_checkpoint, start_progress
 from fedveca.runs.experiment import ADAPTIVE, Experiment
@@ -37,7 +38,6 @@ from fedveca.runs.folder import (
 from fedveca.runs.interrupt import RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions, copy_record
-from fedveca.tasks.custom import show_value
 from fedveca.tasks.datasets.dataset import prepare
 from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.partition import label_counts
@@ -116,7 +116,7 @@ def resume(
         former = Run.open(out)
         require_files(out)
         if cohort is None and (by := find_starter(out)) != RUN:
-            raise ValueError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
+            raise UserError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
         built = build(e, device, cohort=cohort, **custom)
@@ -139,15 +139,15 @@ def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> t
         return start_progress(built), f"{out} has no checkpoint yet: it begins again at round 1"
     course, said = load_checkpoint(out, built, identify_run(e, built), device)
     if course.round > len(former.rounds):
-        raise ValueError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
+        raise UserError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
     if course.round >= e.rounds and former.summary:
-        raise ValueError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
+        raise UserError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
     if course.round > e.rounds:
-        raise ValueError(f"rounds={e.rounds} is fewer than the {course.round} that are done in {out}")
+        raise UserError(f"rounds={e.rounds} is fewer than the {course.round} that are done in {out}")
     if e.tau_all and e.method not in ADAPTIVE and not torch.equal(course.state.tau, built.state.tau):
-        raise ValueError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
+        raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
     if not all("tau" in line for line in former.rounds):
-        raise ValueError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
+        raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
     return course, said
 
 
@@ -279,7 +279,7 @@ def resolve_device(device: Any) -> str:
     """auto is CUDA where there is one; a torch.device without an index is taken by its name."""
     device = str(device) if isinstance(device, torch.device) else device
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device={show_value(device)} is not known; it is 'auto', 'cpu' or 'cuda'")
+        raise UserError(f"device={show_value(device)} is not known; it is 'auto', 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: no CUDA device is at hand; use cpu or auto")
+        raise UserError("device=cuda: no CUDA device is at hand; use cpu or auto")
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"

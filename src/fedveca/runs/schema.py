@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedveca.errors import UserError
+
 WHOLE = ("ids", "left_out", "tau")  # lists of whole numbers
 LISTS = ("beta", "delta", "A")
 NUMBERS = ("tau_k", "train_loss", "test_loss", "test_accuracy", "seconds", "L", "premise", "bytes_up", "bytes_down")
@@ -18,11 +20,11 @@ def find_inside(folder: Path, name: str) -> Path:
     """A file of the folder; ValueError for what is no file, or a link that leads out of it."""
     path = folder / name
     if path.exists() and not path.is_file():
-        raise ValueError(f"{name} is no file")
+        raise UserError(f"{name} is no file")
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise ValueError(f"{name} is a link that leads out of it")  # also where nothing is there yet
+        raise UserError(f"{name} is a link that leads out of it")  # also where nothing is there yet
     if not path.exists():
-        raise ValueError(f"{name} is missing")
+        raise UserError(f"{name} is missing")
     return path
 
 
@@ -32,9 +34,9 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
         out = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{where} is not JSON: {why}") from error
+        raise UserError(f"{where} is not JSON: {why}") from error
     if not isinstance(out, dict):
-        raise ValueError(f"{where} is no table of names")
+        raise UserError(f"{where} is no table of names")
     return out
 
 
@@ -47,12 +49,12 @@ def validate_records(rounds: list[dict[str, Any]], summary: dict[str, Any], firs
         if type(line.get("round")) is not int or line["round"] != k:
             wrong.append("round")
         if wrong:
-            raise ValueError(f"line {k + 1} of rounds.jsonl has no good {wrong[0]}")
+            raise UserError(f"line {k + 1} of rounds.jsonl has no good {wrong[0]}")
     if summary:
         wrong = [] if _whole(summary.get("tau_all")) else ["tau_all"]
         wrong += [name for name in ("last", "kept") if not _end(summary.get(name))]
         if wrong:
-            raise ValueError(f"summary.json has no good {wrong[0]}")
+            raise UserError(f"summary.json has no good {wrong[0]}")
 
 
 def _each(value: Any, good: Any) -> bool:
@@ -75,4 +77,4 @@ def _number(value: Any) -> bool:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise UserError(f"{word} is no number of JSON")

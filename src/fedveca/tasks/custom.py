@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveca.errors import UserError, show_value
 from fedveca.tasks.datasets.archives import why
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 
@@ -40,20 +41,20 @@ def from_arrays(
         (4, 1, 2)
     """
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST:
-        raise ValueError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
+        raise UserError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
     if not isinstance(tokens, bool):
-        raise ValueError(f"tokens={show_value(tokens)} is neither True nor False")
+        raise UserError(f"tokens={show_value(tokens)} is neither True nor False")
     rows, targets = _rows(x, "x", tokens), _targets(y, "y")
     _paired(rows, targets, "x and y")
     owner = None if writer is None else _writers(writer, len(rows))
     if isinstance(test, tuple):
         if len(test) != 2:
-            raise ValueError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
+            raise UserError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
         x_test, y_test = _rows(test[0], "x of test", tokens), _targets(test[1], "y of test")
         _paired(x_test, y_test, "x and y of test")
         for what, a, b in (("x", rows, x_test), ("y", targets, y_test)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise ValueError(
+                raise UserError(
                     f"{what} of test has rows of shape {list(b.shape[1:])} ({b.dtype}), "
                     f"{what} has {list(a.shape[1:])} ({a.dtype})"
                 )
@@ -64,7 +65,7 @@ def from_arrays(
     both = torch.cat([targets, y_test])
     classes = 0 if both.is_floating_point() else int(both.max()) + 1
     if classes > 1 and both.dim() == 1 and classes > len(both):
-        raise ValueError(
+        raise UserError(
             f"y goes up to {classes - 1} with {len(both)} rows; labels are 0 ... C - 1: "
             "np.unique(y, return_inverse=True)[1] makes them so, y.astype(float) makes numbers to predict"
         )
@@ -111,7 +112,7 @@ def from_partitioner(
         parts = [partitioner.load_partition(i) for i in range(int(partitioner.num_partitions))]
     except Exception as error:
         kind = type(partitioner).__name__
-        raise ValueError(f"the partitioner ({kind}) does not give its parts: {why(error)}") from error
+        raise UserError(f"the partitioner ({kind}) does not give its parts: {why(error)}") from error
     each = [_columns(part, x, y, f"part {i}") for i, part in enumerate(parts)]
     owner = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
     held = test if isinstance(test, float | int) else _columns(test, x, y, "test")
@@ -122,11 +123,11 @@ def from_partitioner(
 def _rows(x: Any, said: str, tokens: bool) -> Tensor:
     rows = _tensor(x, said)
     if rows.dim() < 2 or 0 in rows.shape[1:]:
-        raise ValueError(f"{said} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
+        raise UserError(f"{said} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
     if rows.dtype == torch.uint8 and not tokens:
         return rows
     if tokens and (rows.is_floating_point() or bool((rows < 0).any())):
-        raise ValueError(f"{said} is {rows.dtype} from {float(rows.min()):g} up; tokens are whole numbers from 0 up")
+        raise UserError(f"{said} is {rows.dtype} from {float(rows.min()):g} up; tokens are whole numbers from 0 up")
     _finite(rows, said)
     return rows.to(torch.int64 if tokens else torch.float32)
 
@@ -134,15 +135,15 @@ def _rows(x: Any, said: str, tokens: bool) -> Tensor:
 def _targets(y: Any, said: str) -> Tensor:
     targets = _tensor(y, said)
     if targets.dim() == 0:
-        raise ValueError(f"{said} is one number; it needs one for each row")
+        raise UserError(f"{said} is one number; it needs one for each row")
     if 0 in targets.shape[1:]:
-        raise ValueError(f"{said} has the shape {list(targets.shape)}; it needs a number for each row, [D, ...]")
+        raise UserError(f"{said} has the shape {list(targets.shape)}; it needs a number for each row, [D, ...]")
     if targets.is_floating_point():
         _finite(targets, said)
         return targets.to(torch.float32)
     targets = targets.to(torch.int64)
     if targets.numel() and int(targets.min()) < 0:
-        raise ValueError(
+        raise UserError(
             f"{said} holds the label {int(targets.min())}; labels are 0 ... C - 1: "
             "np.unique(y, return_inverse=True)[1] makes them so, y.astype(float) makes numbers to predict"
         )
@@ -152,21 +153,21 @@ def _targets(y: Any, said: str) -> Tensor:
 def _tensor(values: Any, said: str) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.is_nested:
-            raise ValueError(f"{said} is a {values.layout} tensor; to_dense() makes rows of it")
+            raise UserError(f"{said} is a {values.layout} tensor; to_dense() makes rows of it")
         if values.is_meta or values.is_complex() or values.is_quantized:
-            raise ValueError(f"{said} is a tensor of {values.dtype} on {values.device}, not of real numbers")
+            raise UserError(f"{said} is a tensor of {values.dtype} on {values.device}, not of real numbers")
         found = values.detach().cpu()
         return _signed(found.numpy(), said) if found.dtype in WIDE else found
     if isinstance(values, np.ma.MaskedArray) and (masked := int(np.asarray(values.mask).sum())):
-        raise ValueError(f"{said} is a masked array with {masked} masked values; filled(...) gives them values")
+        raise UserError(f"{said} is a masked array with {masked} masked values; filled(...) gives them values")
     try:
         array = np.asarray(values)
     except Exception as error:
-        raise ValueError(f"{said} is no array: {why(error)}") from error
+        raise UserError(f"{said} is no array: {why(error)}") from error
     if array.dtype.kind not in "buif":
         is_y = said.rpartition(": ")[2].startswith("y")
         hint = "; np.unique(y, return_inverse=True)[1] makes labels of text" if is_y else ""
-        raise ValueError(f"{said} {_not_numbers(array, values, hint)}")
+        raise UserError(f"{said} {_not_numbers(array, values, hint)}")
     return _signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
 
 
@@ -185,7 +186,7 @@ def _signed(array: Array, said: str) -> Tensor:
     """As a tensor; PyTorch hardly computes with unsigned numbers of more than a byte."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and int(array.max()) >= 2**63:
-            raise ValueError(f"{said} holds {int(array.max())}; whole numbers go up to 2^63 - 1")
+            raise UserError(f"{said} holds {int(array.max())}; whole numbers go up to 2^63 - 1")
         array = array.astype(np.int64)
     return torch.from_numpy(array)
 
@@ -193,25 +194,25 @@ def _signed(array: Array, said: str) -> Tensor:
 def _finite(values: Tensor, said: str) -> None:
     bad = ~torch.isfinite(values.float()).flatten(1).all(1) if values.dim() > 1 else ~torch.isfinite(values.float())
     if bool(bad.any()):
-        raise ValueError(f"{said} is not finite in row {int(bad.nonzero()[0])} ({int(bad.sum())} rows in all)")
+        raise UserError(f"{said} is not finite in row {int(bad.nonzero()[0])} ({int(bad.sum())} rows in all)")
 
 
 def _paired(x: Tensor, y: Tensor, said: str) -> None:
     if len(x) != len(y):
-        raise ValueError(f"{said} do not fit: {len(x)} rows and {len(y)} targets")
+        raise UserError(f"{said} do not fit: {len(x)} rows and {len(y)} targets")
     if len(x) == 0:
-        raise ValueError(f"{said} have no rows")
+        raise UserError(f"{said} have no rows")
 
 
 def _split(rows: int, share: float) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held back, each in rising order."""
     if isinstance(share, bool) or not isinstance(share, float | int) or not 0 < share < 1:
-        raise ValueError(
+        raise UserError(
             f"test={show_value(share)} is out of range; it is a share in (0, 1) or test data, a pair (x, y)"
         )
     held = max(1, round(share * rows))
     if held >= rows:
-        raise ValueError(f"{rows} rows are too few to hold back {held} of them")
+        raise UserError(f"{rows} rows are too few to hold back {held} of them")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     return order[held:].sort().values, order[:held].sort().values
 
@@ -220,16 +221,16 @@ def _writers(writer: Any, rows: int) -> Tensor:
     try:
         names = np.asarray(writer)
     except Exception as error:
-        raise ValueError(f"writer is no list of owners: {why(error)}") from error
+        raise UserError(f"writer is no list of owners: {why(error)}") from error
     if names.shape != (rows,):
-        raise ValueError(f"writer has the shape {list(names.shape)}; it names one owner for each of {rows} rows")
+        raise UserError(f"writer has the shape {list(names.shape)}; it names one owner for each of {rows} rows")
     unknown = [i for i, name in enumerate(names.tolist()) if name is None or name != name]  # None, NaN, NaT
     if unknown:
-        raise ValueError(f"writer names no owner of row {unknown[0]} ({len(unknown)} rows in all)")
+        raise UserError(f"writer names no owner of row {unknown[0]} ({len(unknown)} rows in all)")
     try:
         return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
     except TypeError as error:
-        raise ValueError(f"writer holds names of several kinds, such as text and numbers: {why(error)}") from error
+        raise UserError(f"writer holds names of several kinds, such as text and numbers: {why(error)}") from error
 
 
 def _items(dataset: Any, said: str) -> tuple[Any, Any]:
@@ -240,19 +241,19 @@ def _items(dataset: Any, said: str) -> tuple[Any, Any]:
         for i in range(count):
             items.append(dataset[i])
     except TypeError as error:
-        raise ValueError(f"{said} ({kind}) cannot be counted and indexed: {why(error)}") from error
+        raise UserError(f"{said} ({kind}) cannot be counted and indexed: {why(error)}") from error
     except Exception as error:
-        raise ValueError(f"{said} ({kind}) fails at row {len(items)}: {why(error)}") from error
+        raise UserError(f"{said} ({kind}) fails at row {len(items)}: {why(error)}") from error
     if not items:
-        raise ValueError(f"{said} has no rows")
+        raise UserError(f"{said} has no rows")
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise ValueError(f"{said} gives {type(items[0]).__name__} for a row; it must give pairs (x, y)")
+        raise UserError(f"{said} gives {type(items[0]).__name__} for a row; it must give pairs (x, y)")
     columns = []
     for part, what in enumerate(("x", "y")):
         values = [_tensor(item[part], f"{said}: {what} of row {i}") for i, item in enumerate(items)]
         if len({v.shape for v in values}) > 1:
             i = next(i for i, v in enumerate(values) if v.shape != values[0].shape)
-            raise ValueError(
+            raise UserError(
                 f"{said}: {what} of row {i} has the shape {list(values[i].shape)}, of row 0 {list(values[0].shape)}"
             )
         columns.append(torch.stack(values))
@@ -262,12 +263,12 @@ def _items(dataset: Any, said: str) -> tuple[Any, Any]:
 def _columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[Array, Array]:
     names = [x] if isinstance(x, str) else list(x) if isinstance(x, Sequence) else []
     if not names:
-        raise ValueError(f"x={show_value(x)} names no column; it is a column's name, or a list of them")
+        raise UserError(f"x={show_value(x)} names no column; it is a column's name, or a list of them")
     columns = [_column(dataset, name, said) for name in names]
     try:
         rows = columns[0] if isinstance(x, str) else np.stack([np.asarray(c, np.float32) for c in columns], 1)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{said}: the columns {', '.join(names)} do not make rows of numbers: {why(error)}") from error
+        raise UserError(f"{said}: the columns {', '.join(names)} do not make rows of numbers: {why(error)}") from error
     if rows.dtype == np.uint8 and rows.ndim in (3, 4):  # pictures, [D, H, W] or [D, H, W, C]
         rows = rows[:, None] if rows.ndim == 3 else np.moveaxis(rows, 3, 1)
     return rows, _column(dataset, y, said)
@@ -276,11 +277,11 @@ def _columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[A
 def _column(dataset: Any, name: str, said: str) -> Array:
     there = getattr(dataset, "column_names", None)
     if isinstance(there, dict):
-        raise ValueError(f"{said} is of several splits ({', '.join(there)}); give one of them")
+        raise UserError(f"{said} is of several splits ({', '.join(there)}); give one of them")
     if not isinstance(there, list) or not hasattr(dataset, "__getitem__"):
-        raise ValueError(f"{said} is {type(dataset).__name__}, not a datasets.Dataset with columns and rows")
+        raise UserError(f"{said} is {type(dataset).__name__}, not a datasets.Dataset with columns and rows")
     if name not in there:
-        raise ValueError(f"{said} has no column {name!r}; it has {', '.join(there)}")
+        raise UserError(f"{said} has no column {name!r}; it has {', '.join(there)}")
     return np.asarray(dataset.select_columns([name]).with_format("numpy")[:][name])
 
 
@@ -289,23 +290,17 @@ def check_dataset(data: Dataset) -> None:
     for part in ("x", "y", "x_test", "y_test"):
         if not isinstance(getattr(data, part), Tensor):
             kind = type(getattr(data, part)).__name__
-            raise ValueError(f"{part} of the data is {kind}, not a tensor; from_arrays(x, y) makes a Dataset of it")
+            raise UserError(f"{part} of the data is {kind}, not a tensor; from_arrays(x, y) makes a Dataset of it")
     for x, y, said in ((data.x, data.y, "x and y"), (data.x_test, data.y_test, "x_test and y_test")):
         if x.dim() < 2 or y.dim() < 1 or len(x) != len(y):
-            raise ValueError(f"{said} of the data do not fit: {list(x.shape)} and {list(y.shape)}")
+            raise UserError(f"{said} of the data do not fit: {list(x.shape)} and {list(y.shape)}")
         kinds = (x, (torch.uint8, torch.int64)), (y, (torch.int64,))
         if not all(v.is_floating_point() or v.dtype in whole for v, whole in kinds):
-            raise ValueError(f"{said} of the data are {x.dtype} and {y.dtype}; from_arrays(x, y) converts them")
+            raise UserError(f"{said} of the data are {x.dtype} and {y.dtype}; from_arrays(x, y) converts them")
         if y.dtype == torch.int64 and y.numel() and not 0 <= int(y.min()) <= int(y.max()) < data.classes:
             held = f"labels {int(y.min())} to {int(y.max())}"
-            raise ValueError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
+            raise UserError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
     if data.pixels not in ("as-is", "unit", "standardised"):
-        raise ValueError(f"pixels of the data is {show_value(data.pixels)}; it is as-is, unit or standardised")
+        raise UserError(f"pixels of the data is {show_value(data.pixels)}; it is as-is, unit or standardised")
     if data.writer is not None and (not isinstance(data.writer, Tensor) or data.writer.shape != data.y.shape[:1]):
-        raise ValueError("writer of the data is not a tensor with one owner for each training row")
-
-
-def show_value(value: Any, most: int = 80) -> str:
-    """A value as part of a sentence: on one line and not without end."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= most else f"{text[:most]}..."
+        raise UserError("writer of the data is not a tensor with one owner for each training row")

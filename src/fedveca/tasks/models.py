@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedveca.errors import UserError
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.problem import Problem, SquaredSvm
 from fedveca.tasks.validate import ROWS, Goal, Metric, display_name, explain_error, validate_model
@@ -89,9 +90,9 @@ def model(
     x, y = sample or (torch.rand(ROWS, *shape, generator=torch.Generator().manual_seed(0)), torch.zeros(ROWS).long())
     if custom is None and name == "svm":
         if y.is_floating_point() or y.dim() > 1 or (loss, metric) != ("auto", "auto"):
-            raise ValueError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
+            raise UserError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or your own")
         if x.dtype == torch.int64:
-            raise ValueError("model=svm takes numbers, and x holds tokens; take a model with an Embedding")
+            raise UserError("model=svm takes numbers, and x holds tokens; take a model with an Embedding")
         return SquaredSvm(math.prod(shape))
     outputs = classes or math.prod(y.shape[1:])
     build: Callable[[], nn.Module]
@@ -99,29 +100,29 @@ def model(
     if custom is not None:
         said = f"the model ({display_name(custom)})"
         if not isinstance(custom, nn.Module) and not callable(custom):
-            raise ValueError(f"model is {type(custom).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
+            raise UserError(f"model is {type(custom).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
         build = (lambda: deepcopy(custom).cpu()) if isinstance(custom, nn.Module) else partial(custom, shape, outputs)
     elif name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
-            raise ValueError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(shape)}")
+            raise UserError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(shape)}")
         build = partial(Cnn, shape, outputs, init)
     elif name == "mlp":
         build = partial(mlp, shape, outputs, hidden)
     elif ":" in name:
         build = partial(_import(name), shape, outputs)
     else:
-        raise ValueError(f"model={name} is not known; it is svm, cnn, mlp or package.module:factory")
+        raise UserError(f"model={name} is not known; it is svm, cnn, mlp or package.module:factory")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             module = build()
         except Exception as error:
             wanted = f"rows of shape {list(shape)} and {outputs} {'classes' if classes else 'numbers'}"
-            raise ValueError(f"{said} cannot be built for {wanted}: {explain_error(error)}") from error
+            raise UserError(f"{said} cannot be built for {wanted}: {explain_error(error)}") from error
     if not isinstance(module, nn.Module):
-        raise ValueError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
+        raise UserError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
-        raise ValueError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
+        raise UserError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
     return validate_model(module, said, Goal.of(loss, metric, classes), x, y, precision)
 
 
@@ -131,9 +132,9 @@ def _import(name: str) -> Callable[[Shape, int], nn.Module]:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # a user's file may fail in any way
-        raise ValueError(f"model={name} cannot be imported: {explain_error(error)}") from error
+        raise UserError(f"model={name} cannot be imported: {explain_error(error)}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     if not callable(factory):
-        raise ValueError(f"model={name} is not callable; it must be a factory(shape, classes) -> torch.nn.Module")
+        raise UserError(f"model={name} is not callable; it must be a factory(shape, classes) -> torch.nn.Module")
     return factory  # type: ignore[no-any-return]

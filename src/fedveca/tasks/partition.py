@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveca.errors import UserError
+
 
 class Shares(NamedTuple):
     """Rows grouped by client: those of client i are rows[start[i]:start[i + 1]], in rising order."""
@@ -46,15 +48,15 @@ def partition(
 ) -> Shares:
     """The rows of each client under the rule `kind`; no client is left without one."""
     if kind not in RULES:
-        raise ValueError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
+        raise UserError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
     if (kind in LABELLED and y.is_floating_point()) or (kind in (*LABELLED, "shards") and y.dim() > 1):
-        raise ValueError(
+        raise UserError(
             f"partition={kind} needs one label a row, and y is {y.dtype} {list(y.shape)}; "
             "take case1, iid, quantity, writer, or lists of rows of your own"
             + ("; if y are labels, make them whole numbers" if y.is_floating_point() else "")
         )
     if clients > len(y):
-        raise ValueError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")
+        raise UserError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")
     for attempt in range(20):  # random rules may leave a client empty: deal again
         generator = torch.Generator().manual_seed((seed * 1_000_003 + attempt) % 2**63)
         owner = RULES[kind](Deal(y, classes, clients, generator, concentration, shards, writer))
@@ -65,7 +67,7 @@ def partition(
         if kind not in RANDOM:
             break
     empty = int((sizes == 0).sum())
-    raise ValueError(
+    raise UserError(
         f"partition={kind} leaves {empty} of {clients} clients without a row; "
         "take fewer clients" + (" or a larger concentration" if kind in ("dirichlet", "quantity") else "")
     )
@@ -74,28 +76,28 @@ def partition(
 def from_lists(lists: Any, rows: int) -> Shares:
     """Shares as the user lists them: the rows of client 0, of client 1, ..., of `rows` in all."""
     if isinstance(lists, str | bytes) or not isinstance(lists, Sequence | np.ndarray) or not len(lists):
-        raise ValueError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")
+        raise UserError(f"partition is {type(lists).__name__}; it is a list that holds each client's rows")
     mine = []
     for i, rows_i in enumerate(lists):
         try:
             listed = np.asarray(rows_i)
         except ValueError as error:
-            raise ValueError(f"partition: client {i} has no list of row numbers: {error}") from error
+            raise UserError(f"partition: client {i} has no list of row numbers: {error}") from error
         if listed.size and listed.dtype.kind not in "buif":
             kind = type(rows_i).__name__
-            raise ValueError(f"partition: client {i} has {kind} of {listed.dtype}; row numbers [n] are needed")
+            raise UserError(f"partition: client {i} has {kind} of {listed.dtype}; row numbers [n] are needed")
         index = torch.as_tensor(listed.astype(np.int64) if listed.dtype.kind in "ui" else listed)
         if index.numel() == 0:
-            raise ValueError(f"partition leaves client {i} without a row")
+            raise UserError(f"partition leaves client {i} without a row")
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ValueError(f"partition: client {i} has {index.dtype} {list(index.shape)}; row numbers [n] are needed")
+            raise UserError(f"partition: client {i} has {index.dtype} {list(index.shape)}; row numbers [n] are needed")
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= rows:
             bad = low if low < 0 else high
-            raise ValueError(f"partition: client {i} has row {bad}; there are rows 0 to {rows - 1} to train on")
+            raise UserError(f"partition: client {i} has row {bad}; there are rows 0 to {rows - 1} to train on")
         mine.append(index.long().sort().values)
         if bool((mine[-1].diff() == 0).any()):
-            raise ValueError(f"partition: client {i} has a row twice")
+            raise UserError(f"partition: client {i} has a row twice")
     sizes = torch.tensor([len(index) for index in mine])
     return Shares(torch.cat(mine), torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
@@ -136,7 +138,7 @@ def case2(d: Deal) -> Tensor:
 
 def case3(d: Deal) -> Tensor:
     if d.clients < 2:
-        raise ValueError("clients=1 does not fit partition=case3; it needs at least 2")
+        raise UserError("clients=1 does not fit partition=case3; it needs at least 2")
     half, first = d.classes // 2, (d.clients + 1) // 2
     low = d.y < half
     even = (low.cumsum(0) - 1) % first  # the first half of the labels in turn over the first clients
@@ -172,7 +174,7 @@ def shards(d: Deal) -> Tensor:
     """Rows sorted by label (or by a number to predict) are cut into clients x shards equal pieces, dealt at random."""
     pieces = d.clients * d.shards
     if pieces > len(d.y):
-        raise ValueError(f"clients={d.clients} with shards={d.shards} asks for more pieces than {len(d.y)} rows")
+        raise UserError(f"clients={d.clients} with shards={d.shards} asks for more pieces than {len(d.y)} rows")
     deal = torch.randperm(pieces, generator=d.generator) % d.clients
     owner = torch.empty(len(d.y), dtype=torch.int64)
     owner[torch.argsort(d.y, stable=True)] = deal[torch.arange(len(d.y)) * pieces // len(d.y)]
@@ -182,13 +184,13 @@ def shards(d: Deal) -> Tensor:
 def writer(d: Deal) -> Tensor:
     """Each row to who wrote it; with fewer clients than writers, writers in turn."""
     if d.writer is None:
-        raise ValueError(
+        raise UserError(
             "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...) and synthetic do, "
             "mnist does once `fedveca data get qmnist` has found QMNIST's labels"
         )
     writers = int(d.writer.max()) + 1
     if d.clients > writers:
-        raise ValueError(f"clients={d.clients} is more than the {writers} writers of the data")
+        raise UserError(f"clients={d.clients} is more than the {writers} writers of the data")
     return d.writer % d.clients
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedveca.errors import UserError
 from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row
 
 FEW = 6  # clients that are quicker one by one than mapped
@@ -229,26 +230,26 @@ def check(module: nn.Module, said: str) -> None:
     """Refuses what cannot be a pure function of its parameters."""
     buffers = [name for name, _ in module.named_buffers()]
     if buffers:
-        raise ValueError(
+        raise UserError(
             f"{said} has buffers ({', '.join(buffers[:3])}): statistics such as BatchNorm's change outside the "
             "parameters, so averaging clients is not defined for them; use GroupNorm or LayerNorm"
         )
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
-            raise ValueError(
+            raise UserError(
                 f"{said} has dropout ({name}): its random state would make a run depend on more than its seed; "
                 "leave it out"
             )
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
+            raise UserError(
                 f"{said} has BatchNorm ({name}): the scores of a row would depend on the other rows of its batch; "
                 "use GroupNorm or LayerNorm"
             )
     if not any(True for _ in module.parameters()):
-        raise ValueError(f"{said} has no parameters to train")
+        raise UserError(f"{said} has no parameters to train")
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad or p.dtype != torch.float32]
     if frozen:
-        raise ValueError(f"{said}: parameter {frozen[0]} is frozen or not float32; all are trained, in float32")
+        raise UserError(f"{said}: parameter {frozen[0]} is frozen or not float32; all are trained, in float32")
     broken = [name for name, p in module.named_parameters() if not bool(torch.isfinite(p).all())]
     if broken:
-        raise ValueError(f"{said}: parameter {broken[0]} is not finite (NaN or infinity); training starts from it")
+        raise UserError(f"{said}: parameter {broken[0]} is not finite (NaN or infinity); training starts from it")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedveca.errors import UserError
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
 from fedveca.tasks.problem import FEW, ModuleProblem, Problem
 
@@ -33,10 +34,10 @@ class Goal(NamedTuple):
             metric = "accuracy" if classes else "absolute_error"
         for what, given in (("loss", loss), ("metric", metric)):
             if not isinstance(given, str) and not callable(given):
-                raise ValueError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
+                raise UserError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
         name = metric if isinstance(metric, str) else display_name(metric)
         if not name.isidentifier() or name == "loss":
-            raise ValueError(f"metric is called {name!r}; its name stands in the record: give a function made by def")
+            raise UserError(f"metric is called {name!r}; its name stands in the record: give a function made by def")
         return Goal(
             LOSSES[loss] if isinstance(loss, str) else loss,
             METRICS[metric] if isinstance(metric, str) else metric,
@@ -49,7 +50,7 @@ def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tenso
     """The module with its goal as a problem; ValueError with one sentence where they do not fit rows x and y."""
     network = ModuleProblem(module, said, goal.loss, goal.metric, precision, goal.measure)
     if not torch.is_grad_enabled():
-        raise ValueError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
+        raise UserError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
     two, targets = x[:2].clone(), y[:2]
     try:
         scores, again = (network.scores(network.init(), two) for _ in range(2))
@@ -57,30 +58,30 @@ def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tenso
         hint = ""
         if two.is_floating_point() and any(isinstance(part, nn.Embedding) for part in module.modules()):
             hint = " (an Embedding wants whole numbers: from_arrays(..., tokens=True))"
-        raise ValueError(
+        raise UserError(
             f"{said} does not fit rows of shape {list(two.shape[1:])}: {explain_error(error)}{hint}"
         ) from error
     want = [*targets.shape, goal.classes]
     if list(scores.shape) != want:
         got = f"{said} gives scores {list(scores.shape)} for {len(two)} rows"
         if goal.loss is cross_entropy:
-            raise ValueError(f"{got}; {goal.classes} classes need {want}")
+            raise UserError(f"{got}; {goal.classes} classes need {want}")
         if goal.metric is accuracy and not goal.classes:
-            raise ValueError(f"{got}, and metric=accuracy is for labels; y holds numbers: take absolute_error")
+            raise UserError(f"{got}, and metric=accuracy is for labels; y holds numbers: take absolute_error")
         if goal.metric is accuracy:
-            raise ValueError(f"{got}, and metric=accuracy needs {want}; give a metric of your own")
+            raise UserError(f"{got}, and metric=accuracy needs {want}; give a metric of your own")
     if scores.dim() == 0 or len(scores) != len(two):
-        raise ValueError(f"{said} gives scores {list(scores.shape)} for {len(two)} rows; the rows come first")
+        raise UserError(f"{said} gives scores {list(scores.shape)} for {len(two)} rows; the rows come first")
     if bool(scores.isnan().any()):
-        raise ValueError(f"{said} gives NaN as a score of the first rows; its scores must be numbers")
+        raise UserError(f"{said} gives NaN as a score of the first rows; its scores must be numbers")
     if not torch.equal(scores, again):
         if not torch.equal(two, x[:2]):
-            raise ValueError(f"{said} changes its input in place; let it work on a copy, x.clone()")
-        raise ValueError(
+            raise UserError(f"{said} changes its input in place; let it work on a copy, x.clone()")
+        raise UserError(
             f"{said} gives other scores each time: chance or state within it is not the seed's; leave it out"
         )
     if not scores.requires_grad:
-        raise ValueError(f"{said} gives scores without a gradient: they are detached from its parameters")
+        raise UserError(f"{said} gives scores without a gradient: they are detached from its parameters")
     _check_rows_apart(network, said, x[:ROWS])
     _loss(goal, scores, targets)
     network.whole = _whole(network, goal, x, y)
@@ -99,7 +100,7 @@ def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
                 problem.scores(problem.init(), part.clone())
     except Exception as error:
         hint = "; an Embedding needs num_embeddings above the largest id" if isinstance(error, IndexError) else ""
-        raise ValueError(
+        raise UserError(
             f"{said} does not fit all rows of {of}, whose ids go up to {int(x.max())}: {explain_error(error)}{hint}"
         ) from error
 
@@ -114,10 +115,10 @@ def _check_rows_apart(network: ModuleProblem, said: str, rows: Tensor) -> None:
             mixed = _mixed(network, w, rows, share)
         except Exception as error:
             if w is start:
-                raise ValueError(f"{said} cannot take a batch of one row: {explain_error(error)}") from error
+                raise UserError(f"{said} cannot take a batch of one row: {explain_error(error)}") from error
             continue
         if mixed:
-            raise ValueError(
+            raise UserError(
                 f"{said} mixes rows: the scores of a row change with the other rows of its batch; "
                 "normalise within a row, with GroupNorm or LayerNorm"
             )
@@ -150,29 +151,29 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
         again, first, last = (goal.loss(scores[at].clone(), y[at].clone()) for at in (ALL, FIRST, LAST))
     except Exception as error:
         labels = "; labels are whole numbers, y.astype(int)" if y.is_floating_point() else ""
-        raise ValueError(
+        raise UserError(
             f"{said} cannot take scores {list(scores.shape)} and targets {list(y.shape)}: "
             f"{explain_error(error)}{labels}"
         ) from error
     if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
+        raise UserError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
     if not torch.equal(scores, given[0]) or given[1]._version:
         what = "targets" if given[1]._version else "scores"
-        raise ValueError(f"{said} changes the {what} in place; let it work on a copy")
+        raise UserError(f"{said} changes the {what} in place; let it work on a copy")
     if not rows.requires_grad:
-        raise ValueError(
+        raise UserError(
             f"{said} gives {rows.dtype} without a gradient; compute it from the scores, not detached, not whole numbers"
         )
     if bool(rows.isnan().any()):
-        raise ValueError(f"{said} gives NaN for the first rows; a loss is a number")
+        raise UserError(f"{said} gives NaN for the first rows; a loss is a number")
     if not torch.equal(rows, again):
-        raise ValueError(
+        raise UserError(
             f"{said} gives other values each time: chance or state within it is not the seed's; leave it out"
         )
     for which, alone, at in (("first", first, FIRST), ("last", last, LAST)):
         if alone.shape[1:] != rows.shape[1:] or not torch.allclose(per_row(alone), per_row(rows)[at]):
-            raise ValueError(
+            raise UserError(
                 f"{said} mixes rows: that of the {which} row changes with the others; "
                 f"scores {list(scores.shape)} and targets {list(y.shape)} may need the same shape"
             )
@@ -190,12 +191,12 @@ def _whole(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
     except Exception as error:
         if named:
             kinds = "accuracy is for labels, absolute_error for numbers"
-            raise ValueError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
-        raise ValueError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
+            raise UserError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
+        raise UserError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
     if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
-        raise ValueError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
+        raise UserError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
     if given._version:
-        raise ValueError(f"{said} changes the targets in place; let it work on a copy")
+        raise UserError(f"{said} changes the targets in place; let it work on a copy")
     return value.dim() == 0 and not named
 
 

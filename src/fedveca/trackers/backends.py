@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from fedveca.runs.experiment import Experiment, printable
+from fedveca.errors import UserError, printable
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.reading import require_inside
 
@@ -99,7 +100,7 @@ class MLflow:
         parts = urlsplit(place)
         path = Path(unquote(parts.path)).resolve()
         if parts.scheme != "file" or parts.netloc or not path.is_relative_to(local.resolve()):
-            raise ValueError(f"mlflow/mlflow.db puts artifacts outside of the run folder, at {printable(place)}")
+            raise UserError(f"mlflow/mlflow.db puts artifacts outside of the run folder, at {printable(place)}")
 
     def _start(self, folder: Path, artifacts: str) -> str:
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedveca")

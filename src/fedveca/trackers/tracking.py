@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveca.runs.experiment import Experiment, printable
+from fedveca.errors import printable
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run, guard_writing, write_atomic
 from fedveca.runs.reading import read_table
 from fedveca.runs.schema import LARGEST

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fedveca.errors import UserError
 from fedveca.runs.folder import Run
 from fedveca.views.report.words import called, shown
 from fedveca.views.series import band, closing, look, metrics
@@ -23,7 +24,7 @@ def frame(run: Run) -> Any:
         raise ImportError("run.frame() needs pandas: pip install pandas") from error
     names = len({name for line in run.rounds for name in line})
     if names > COLUMNS:
-        raise ValueError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS} columns")
+        raise UserError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS} columns")
     return pandas.DataFrame(run.rounds)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from fedveca.errors import UserError
 from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
 from fedveca.runs.folder import Run
 from fedveca.runs.reading import read_table
@@ -116,7 +117,7 @@ def metrics(runs: Iterable[Run]) -> list[str]:
     first = [n for n in ("test_loss", "test_accuracy") if n in names]
     rest = sorted(n for n in names if n.startswith("test_") and n not in first)
     if len(first + rest) > NAMES:
-        raise ValueError(f"rounds.jsonl has {len(first + rest)} names of test values; at most {NAMES} can be shown")
+        raise UserError(f"rounds.jsonl has {len(first + rest)} names of test values; at most {NAMES} can be shown")
     return first + rest + [n for n in ("train_loss",) if n in names]
 
 

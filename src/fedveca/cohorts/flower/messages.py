@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.typing import NDArray
 
 from fedveca.cohorts.flower.wire import DTYPES, wide
+from fedveca.errors import UserError
 
 Vectors = dict[str, NDArray[Any]]
 RECORDS = {"answer": ConfigRecord, "numbers": MetricRecord, "vectors": ArrayRecord}
@@ -56,7 +57,7 @@ def _content(name: str, settings: Mapping[str, Any], vectors: Vectors, numbers: 
     return content
 
 
-class Refused(ValueError):
+class Refused(UserError):
     """An answer that does not count, and why."""
 
 

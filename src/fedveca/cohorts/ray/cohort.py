@@ -35,6 +35,7 @@ from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
 from fedveca.cohorts.client_memory import LIMIT, ClientMemory
 from fedveca.cohorts.client_store import PIECE_BYTES
 from fedveca.cohorts.ray.worker import Sum, Worker, added, dealt, packed, unpacked
+from fedveca.errors import UserError
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
@@ -84,7 +85,7 @@ class RayCohort:
         cores, cards = whole.get("CPU", 0.0), whole.get("GPU", 0.0)
         self.count = min(workers or int(cards / gpus if gpus else cores) or 1, len(self.sizes))
         if gpus * self.count > cards:
-            raise ValueError(f"worker_gpus={gpus:g}: {self.count} workers need more GPUs than the cluster's {cards:g}")
+            raise UserError(f"worker_gpus={gpus:g}: {self.count} workers need more GPUs than the cluster's {cards:g}")
         self.share = 1 / math.ceil(self.count / max(cores, 1.0))  # of a core: more workers than cores take turns
         self.owner = dealt(self.sizes, self.count)  # [N] the worker of each client
         self.lost = 0  # workers replaced so far
@@ -175,15 +176,15 @@ class RayCohort:
             self.about = ray.get([worker.about.remote() for worker in workers], timeout=START_S)
         except GetTimeoutError:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
-            raise ValueError(
+            raise UserError(
                 f"workers={len(workers)} did not all find a place on the Ray cluster in {START_S:.0f} s; "
                 f"free: {free.get('CPU', 0):g} cores, {free.get('GPU', 0):g} GPUs"
             ) from None
         except RayActorError as error:
-            raise ValueError(f"a Ray worker could not be started: {str(error).strip().splitlines()[-1]}") from error
+            raise UserError(f"a Ray worker could not be started: {str(error).strip().splitlines()[-1]}") from error
         for theirs in self.about:
             if theirs["fedveca"] != __version__:
-                raise ValueError(f"a Ray worker has fedveca {theirs['fedveca']}, not {__version__}; install the same")
+                raise UserError(f"a Ray worker has fedveca {theirs['fedveca']}, not {__version__}; install the same")
 
     def _replace(self) -> None:
         """A new worker for each that is gone; where no core is free it shares one, so that the run goes on."""
@@ -240,7 +241,7 @@ def connect(address: str, data_bytes: int) -> None:
         return
     if tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
         need = ".".join(map(str, OLDEST))
-        raise ValueError(f"Ray {ray.__version__} is installed; engine=ray needs {need} or newer: pip install -U ray")
+        raise UserError(f"Ray {ray.__version__} is installed; engine=ray needs {need} or newer: pip install -U ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     how: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
@@ -252,14 +253,14 @@ def connect(address: str, data_bytes: int) -> None:
             socket.create_connection((host, int(port)), 5).close()
         except (OSError, ValueError, OverflowError) as error:
             said = "it is auto or HOST:PORT of a Ray cluster that this machine is a node of"
-            raise ValueError(f"ray_address={address} cannot be reached ({error}); {said}") from None
+            raise UserError(f"ray_address={address} cannot be reached ({error}); {said}") from None
     ends = signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.ExitStack() as stack:
             ray.init(**how if address else how | stack.enter_context(_private()))
     except Exception as error:  # Ray raises bare ones too
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{f'ray_address={address} cannot be reached' if address else 'no Ray'}: {said}") from error
+        raise UserError(f"{f'ray_address={address} cannot be reached' if address else 'no Ray'}: {said}") from error
     if ends not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ends)  # Ray puts its own in the place of the caller's
 

@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Mapping
 from typing import BinaryIO, Protocol
 
+from fedveca.errors import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """Data cannot be had, or cannot be trusted; the text is for the user."""
 
 

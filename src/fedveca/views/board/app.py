@@ -16,6 +16,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+from fedveca.errors import UserError
 from fedveca.version import __version__
 from fedveca.views.board import files
 from fedveca.views.board.guard import Guard
@@ -125,19 +126,19 @@ class Query:
     def many(self, key: str, most: int) -> list[str]:
         given = list(dict.fromkeys(v for k, v in self.pairs if k == key))
         if len(given) > most:
-            raise ValueError(f"{len(given)} times {key} is too many; at most {most}")
+            raise UserError(f"{len(given)} times {key} is too many; at most {most}")
         return given
 
     def one(self, key: str) -> str:
         given = self.many(key, 1)
         if not given:
-            raise ValueError(f"{key} is missing")
+            raise UserError(f"{key} is missing")
         return given[0]
 
     def choice(self, key: str, of: tuple[str, ...]) -> str:
         given = (self.many(key, 1) or [of[0]])[0]
         if given not in of:
-            raise ValueError(f"{key}={given} is not known; allowed: {' | '.join(of)}")
+            raise UserError(f"{key}={given} is not known; allowed: {' | '.join(of)}")
         return given
 
     def number(self, key: str, default: float) -> float:
@@ -147,13 +148,13 @@ class Query:
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise ValueError(f"{key}={given[0]} is not a number")
+            raise UserError(f"{key}={given[0]} is not a number")
         return value
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
         value = self.number(key, default)
         if not low <= value <= high or value != int(value):
-            raise ValueError(f"{key}={value:g} is out of range; allowed: {low} to {high}")
+            raise UserError(f"{key}={value:g} is out of range; allowed: {low} to {high}")
         return int(value)
 
 

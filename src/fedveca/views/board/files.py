@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedveca.errors import UserError
 from fedveca.runs.schema import LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
@@ -58,7 +59,7 @@ def toml(path: Path) -> dict[str, Any]:
     try:
         text = _text(path, SETTINGS)
         if text.count(".") > DOTS:
-            raise ValueError(f"it has more than {DOTS} dots")
+            raise UserError(f"it has more than {DOTS} dots")
         return {name: plain(value) for name, value in _shallow(tomllib.loads(text)).items()}
     except (OSError, ValueError, RecursionError) as error:
         raise _invalid(path, error) from error
@@ -70,7 +71,7 @@ def settings(path: Path) -> dict[str, Any]:
     for name in ("clients", "rounds"):
         if name in found and not (type(found[name]) is int and 1 <= found[name] <= LARGEST_COUNT):
             given = f"{found[name]!s:.40}" if isinstance(found[name], str | int | float) else "that"
-            raise ValueError(f"{path.name} is invalid: {name} = {given} is not allowed; allowed: 1 to {LARGEST_COUNT}")
+            raise UserError(f"{path.name} is invalid: {name} = {given} is not allowed; allowed: 1 to {LARGEST_COUNT}")
     return found
 
 
@@ -81,7 +82,7 @@ def table(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise _invalid(path, error) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is no table of names")
+        raise UserError(f"{path.name} is no table of names")
     return content
 
 
@@ -125,7 +126,7 @@ def _parse(content: bytes) -> Any:
     """JSON that is neither nested too deeply nor made of too many parts."""
     parts = content.count(b"[") + content.count(b"{")
     if parts > PARTS:
-        raise ValueError(f"it has more than {PARTS} lists and tables")
+        raise UserError(f"it has more than {PARTS} lists and tables")
     return json.loads(content) if parts <= DEEPEST else _shallow(json.loads(content))
 
 
@@ -137,7 +138,7 @@ def _shallow(value: Any) -> Any:
         level = [v for values in inner for v in values if isinstance(v, (dict, list))]
         if not level:
             return value
-    raise ValueError(f"it is nested more than {DEEPEST} deep")
+    raise UserError(f"it is nested more than {DEEPEST} deep")
 
 
 def _invalid(path: Path, error: Exception) -> ValueError:
@@ -149,5 +150,5 @@ def _text(path: Path, most: int) -> str:
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"it is larger than {most} bytes")
+        raise UserError(f"it is larger than {most} bytes")
     return content.decode()

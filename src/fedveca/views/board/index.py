@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedveca.errors import UserError
 from fedveca.runs.interrupt import FLOWER, find_starter
 from fedveca.views.board import files
 
@@ -137,7 +138,7 @@ def _rounds(folder: Path) -> dict[str, Any]:
             if row["accuracy"] is not None:
                 break
     if lines and not row["rounds"]:
-        raise ValueError("rounds.jsonl cannot be read: none of its last lines is one of a run")
+        raise UserError("rounds.jsonl cannot be read: none of its last lines is one of a run")
     return row
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from fedveca.runs.experiment import printable
+from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run, write_atomic
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
@@ -47,7 +47,7 @@ def curves(runs: Sequence[Run], path: Path, title: str) -> None:
     runs = check_runs(runs)
     names = [name for name in series.metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
     if len(names) > PANELS:
-        raise ValueError(f"these runs have {len(names)} names of test values; one figure shows at most {PANELS}")
+        raise UserError(f"these runs have {len(names)} names of test values; one figure shows at most {PANELS}")
     with plt.rc_context(STYLE):
         wide = 4.75 * len(names)
         figure, axes = plt.subplots(1, len(names), figsize=(wide, 3.9), layout="constrained", squeeze=False)
@@ -69,7 +69,7 @@ def save(figure: Any, path: Path) -> None:
     require_file(path)
     if path.suffix not in DATED:
         plt.close(figure)
-        raise ValueError(f"{path} is no figure's name; it ends in {', '.join(DATED)}")
+        raise UserError(f"{path} is no figure's name; it ends in {', '.join(DATED)}")
     dated, content = DATED[path.suffix], io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font|constrained_layout not applied")  # of odd names

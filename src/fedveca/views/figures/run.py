@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedveca.runs.experiment import printable
+from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
@@ -32,9 +32,9 @@ def draw(what: str, runs: Sequence[Run], path: Path) -> None:
     """Draws `what` into a file whose name says how; ValueError where it cannot be drawn."""
     path = Path(path)
     if what not in FIGURES:
-        raise ValueError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
+        raise UserError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} is no figure's name; it ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} is no figure's name; it ends in {', '.join(SUFFIXES)}")
     require_file(path)
     FIGURES[what](check_runs(runs), path)
 
@@ -42,16 +42,16 @@ def draw(what: str, runs: Sequence[Run], path: Path) -> None:
 def _curves(runs: Sequence[Run], path: Path) -> None:
     if len(series.sections(runs)) > 1:
         tasks = dict.fromkeys(f"{run.experiment.model} on {run.experiment.data}" for run in runs)
-        raise ValueError(f"one figure of curves shows one task; these runs are of {printable(', '.join(tasks), 400)}")
+        raise UserError(f"one figure of curves shows one task; these runs are of {printable(', '.join(tasks), 400)}")
     if not series.metrics(runs):
-        raise ValueError("no round of these runs has a test value yet")
+        raise UserError("no round of these runs has a test value yet")
     curves(runs, path, "")
 
 
 def _adaptive(runs: Sequence[Run], what: str) -> Run:
     found = next((run for run in runs if all(series.heat(run, name)["clients"] for name in ("A", "tau"))), None)
     if found is None:
-        raise ValueError(f"the figure {what} needs a run of FedVeca of two rounds or more; none is here")
+        raise UserError(f"the figure {what} needs a run of FedVeca of two rounds or more; none is here")
     return found
 
 
@@ -120,10 +120,10 @@ def partition(runs: Sequence[Run], path: Path) -> None:
     """Rows of each label that each client owns, as discs."""
     found = next((part for run in runs if (part := series.partition(run)) and len(part["clients"]) > 1), None)
     if found is None:
-        raise ValueError("the figure partition needs a run folder with partition.json of several clients; none is here")
+        raise UserError("the figure partition needs a run folder with partition.json of several clients; none is here")
     counts = np.array(found["labels"], dtype=float)
     if counts.shape[1] > LABELS:
-        raise ValueError(f"the figure partition shows at most {LABELS} labels; partition.json has {counts.shape[1]}")
+        raise UserError(f"the figure partition shows at most {LABELS} labels; partition.json has {counts.shape[1]}")
     with plt.rc_context(STYLE):
         high = min(9.0, 1.2 + 0.3 * len(counts))
         figure, axis = plt.subplots(figsize=(min(400.0, 1.5 + 0.5 * counts.shape[1]), high), layout="constrained")

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedveca.runs.experiment import printable
+from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run, write_atomic
 from fedveca.runs.overrides import check_runs
 from fedveca.version import __version__
@@ -32,15 +32,15 @@ LINES: dict[str, tuple[str, float | None]] = {"tau_k": ("τ_k", None), "premise"
 def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs in these folders and below them, each once; and what was passed over, in a sentence each."""
     if isinstance(paths, str | Path) or not paths:
-        raise ValueError(f"paths={paths!r} are no folders; give a list of run folders, or of folders of them")
+        raise UserError(f"paths={paths!r} are no folders; give a list of run folders, or of folders of them")
     runs: dict[Path, Run] = {}
     passed = []
     for path in map(Path, paths):
         if not path.is_dir():
-            raise ValueError(f"{path} is no folder; name run folders, or folders of them")
+            raise UserError(f"{path} is no folder; name run folders, or folders of them")
         found = [path] if (path / "experiment.toml").exists() else sorted(_below(path))
         if not found:
-            raise ValueError(f"{path} holds no run folder")
+            raise UserError(f"{path} holds no run folder")
         for folder in found:
             try:
                 runs.setdefault(folder.resolve(), _opened(folder))
@@ -49,7 +49,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
                     raise
                 passed.append(f"passed over: {error}")
     if not runs:
-        raise ValueError(f"{paths[0]} holds no run that can be read: {passed[0].removeprefix('passed over: ')}")
+        raise UserError(f"{paths[0]} holds no run that can be read: {passed[0].removeprefix('passed over: ')}")
     return list(runs.values()), passed
 
 
@@ -72,7 +72,7 @@ def _opened(folder: Path) -> Run:
     try:
         metrics([run])
     except ValueError as error:
-        raise ValueError(f"{printable(str(folder), 400)} cannot be shown: {error}") from error
+        raise UserError(f"{printable(str(folder), 400)} cannot be shown: {error}") from error
     return run
 
 
@@ -91,9 +91,9 @@ def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
 def require_file(path: Path) -> None:
     """ValueError where a file cannot be written: a folder, a pipe or a device is there."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file")
+        raise UserError(f"{path} is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file; name another")
+        raise UserError(f"{path} is not a regular file; name another")
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def writing_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def page(found: Sequence[list[Curve]]) -> str:

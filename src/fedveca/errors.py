@@ -1,0 +1,36 @@
+"""The user's mistakes, and how one sentence names a value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: its text is one sentence that names the value and what is allowed."""
+
+
+def printable(text: str, most: int = 120) -> str:
+    """A user's text as part of one sentence: on one line, printable, and bounded."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+
+
+def quoted(text: str) -> str:
+    """The same, in quotes where it is empty or has spaces, which would not be seen."""
+    return printable(text if text and not any(c.isspace() for c in text) else repr(text))
+
+
+def show_value(value: object, most: int = 80) -> str:
+    """Any value as part of a sentence: on one line and bounded."""
+    try:
+        text = " ".join(repr(value).split())
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits in it
+        return f"({type(value).__name__})"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """` (did you mean NAME?)` where a choice is near, else nothing."""
+    near = difflib.get_close_matches(name, list(choices), 1)
+    return f" (did you mean {near[0]}?)" if near else ""
