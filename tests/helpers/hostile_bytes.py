@@ -29,7 +29,7 @@ from safetensors.numpy import save
 from safetensors.torch import load
 
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.flower.messages import answer_of, check_settings, number, vector
+from fedveca.cohorts.flower.messages import check_number, check_settings, check_vector, read_answer
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.node_process import own_rows, work
 from fedveca.runs.build import Built, build
@@ -313,7 +313,7 @@ def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
     course, said = load_checkpoint(folder, built, belongs, "cpu")
     assert case[0] or case[1] == files[LAST]
     assert said == ""
-    assert memory.blank().keys() <= {"c"}
+    assert memory.widths.keys() <= {"c"}
     assert 0 <= course.kept_round <= course.round
     save_checkpoint(folder, course, memory, belongs)
 
@@ -348,13 +348,13 @@ def answers(draw: st.DrawFn) -> Any:
 
 def read_answer(case: Any, folder: Path) -> None:
     """As the server reads it; what is taken is finite float32 of the right length, whose square is finite too."""
-    said, numbers, vectors = answer_of(case)
+    said, numbers, vectors = read_answer(case)
     assert not check_settings(said, {"client": 1, "round": 0, "tau": 2})
     assert said == {"client": 1, "round": 0, "tau": 2}
     for name, value in numbers.items():
-        assert 0 <= number(value, name, negative=False) < 3.5e38
+        assert 0 <= check_number(value, name, negative=False) < 3.5e38
     for name, array in vectors.items():
-        v = vector(array, 4, "float32", name)
+        v = check_vector(array, 4, "float32", name)
         assert v.shape == (4,)
         assert np.isfinite((v * v).sum())
     if set(case.content) != {"answer", "numbers", "vectors"}:

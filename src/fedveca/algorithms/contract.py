@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ class Norms(NamedTuple):
     norms: Tensor  # [vectors, m]
 
 
+class Fault(TypedDict):
+    """A client that failed or misbehaved in a round, as it is recorded."""
+
+    client: int  # -1 where the client is not known
+    what: str
+
+
 class Report(NamedTuple):
     """Clients -> server, already aggregated: vectors as means only, numbers one by one."""
 
@@ -31,7 +38,7 @@ class Report(NamedTuple):
     each: Named  # [n] each: one number a client (tau, loss, beta, spread)
     mass: float  # share of all rows that answered: sum of D_i / D
     width: int = 4  # bytes of one number of a vector on its way
-    faults: tuple[dict[str, Any], ...] = ()  # {"client": i, "what": why} of those that failed or misbehaved
+    faults: tuple[Fault, ...] = ()
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.aggregate import AggregationRule, aggregation_rule
-from fedveca.cohorts.faults import Faults, FaultyCohort, Inner
+from fedveca.cohorts.aggregate import aggregation_rule
+from fedveca.cohorts.contract import Cohort, CohortOptions
+from fedveca.cohorts.debug import DebugCohort
+from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.cohorts.privacy import PrivateCohort
+from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, show_value
-from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
@@ -42,7 +43,7 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Inner
+    cohort: Cohort
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
@@ -59,7 +60,7 @@ def build(
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
-    cohort: Inner | None = None,
+    cohort: Cohort | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
 
@@ -90,22 +91,24 @@ def build(
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
-    if method is not None and cohort is None:
+    if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
     check_memory(e, algorithm, state)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
-    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
-    options: dict[str, Any] = {
-        **cohort_options(e),
+    privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
+    options = cohort_options(e)
+    options |= {
         "pixels": data.pixels,
-        "send": sending(privacy, faults),
-        "even": bool(privacy),
+        "send": compose_sending(privacy, faults),
+        "equal_weights": bool(privacy),
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    elif e.engine == "debug":
+        cohort = DebugCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     else:
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
@@ -113,16 +116,22 @@ def build(
     return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
-class CohortOptions(TypedDict):
-    """What an experiment says to any cohort that holds clients, in this process, on a cluster or on a node."""
-
-    batch: int
-    seed: int
-    probe: int
-    loss: bool
-    after: bool
-    memory_bytes: int
-    aggregate: AggregationRule
+def _make_privacy(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
+    return make_privacy(
+        algorithm,
+        algorithm.order(state),
+        state.tau,
+        clip=e.dp_clip,
+        noise=e.dp_noise,
+        bound=e.dp_bound,
+        delta=e.dp_delta,
+        noise_seed=e.dp_seed,
+        wanted={"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep],
+        closing=e.keep == "best",
+        participation=e.participation,
+        seed=e.seed,
+        faults=bool(e.faults),
+    )
 
 
 def cohort_options(e: Experiment) -> CohortOptions:
@@ -131,8 +140,8 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "batch": e.batch,
         "seed": e.seed,
         "probe": e.probe,
-        "loss": e.keep != "last",
-        "after": e.keep == "rollback",
+        "want_loss": e.keep != "last",
+        "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
@@ -214,8 +223,8 @@ def _on_ray(
     remake: Callable[[], Problem],
     data: Dataset,
     shares: Shares,
-    options: dict[str, Any],
-) -> Inner:
+    options: CohortOptions,
+) -> Cohort:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.aggregate != "mean":
         raise UserError(

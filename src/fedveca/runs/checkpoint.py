@@ -20,10 +20,11 @@ from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
 from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment
-from fedveca.runs.files import SECOND_NAME, read_inside
+from fedveca.runs.files import read_inside
 from fedveca.runs.folder import FORMER, LAST, ROWS, guard_writing, write_draft
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.runs.schema import find_inside
+from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.custom import CUSTOM
 
 FORMAT = "2"

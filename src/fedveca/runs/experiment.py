@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.aggregate import RULES as AGGREGATE
+from fedveca.cohorts.aggregate import AGGREGATION_RULES
 from fedveca.errors import UserError, printable, quoted, show_value, suggest
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
@@ -23,7 +23,7 @@ from fedveca.tasks.losses import LOSSES, METRICS
 from fedveca.tasks.partition import RULES
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
-LARGEST_FLOAT = adversity.LARGEST  # of numbers: what float32 can hold
+LARGEST_FLOAT = adversity.LARGEST_FACTOR  # of numbers: what float32 can hold
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
@@ -91,7 +91,7 @@ class Experiment:
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
     faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATE)
+    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATION_RULES)
     aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
     aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
     dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
@@ -100,7 +100,9 @@ class Experiment:
     dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
     dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
     memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
-    engine: str = option("local", "where the clients run: in this process, or on a Ray cluster", of=("local", "ray"))
+    engine: str = option(
+        "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=("local", "ray", "debug")
+    )
     workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
     worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
     ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")

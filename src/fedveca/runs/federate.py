@@ -5,26 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, sample_clients
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then
-
-
-class Cohort(Protocol):
-    """The clients, wherever they are."""
-
-    sizes: Tensor  # [N] D_i
-
-    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
-        """Asks clients `ids` for tau local steps from the order; says who answered, and what."""
-        ...
 
 
 class Diverged(RuntimeError):

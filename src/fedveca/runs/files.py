@@ -1,39 +1,14 @@
-"""Files of a folder that someone else may have made: no link, pipe or device is opened, no size is trusted."""
+"""Files of a folder that someone else may have made: no link leads out of it, no size is trusted."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedveca.errors import UserError
 from fedveca.runs.schema import find_inside
-
-SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-SECOND_NAME = "has a second name (a hard link)"
-
-
-def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; OSError for anything else, and where it is written, for one with two names."""
-    handle = os.open(path, flags | SAFE, 0o644)
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, f"{path.name} is not a file")
-        if flags & (os.O_WRONLY | os.O_RDWR) and about.st_nlink > 1:
-            raise OSError(errno.EMLINK, f"{path.name} {SECOND_NAME}")
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def open_new(path: Path) -> int:
-    """A descriptor of a new file, to read and write; a file or link that stands in its place is removed, unread."""
-    path.unlink(missing_ok=True)
-    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+from fedveca.safe_files import open_regular
 
 
 def read_inside(folder: Path, name: str, most: int) -> bytes:

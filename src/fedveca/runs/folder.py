@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fedveca.errors import UserError, printable
 from fedveca.runs.experiment import Experiment, parse_toml
-from fedveca.runs.files import open_regular, read_inside, read_lines
+from fedveca.runs.files import read_inside, read_lines
 from fedveca.runs.interrupt import RUN, STARTED_BY, FolderUnwritable, how_to_resume
 from fedveca.runs.schema import parse_object, validate_records
+from fedveca.safe_files import open_regular
 from fedveca.version import __version__
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"

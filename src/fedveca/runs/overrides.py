@@ -129,8 +129,8 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 batch=1,
                 seed=e.seed,
                 probe=1,
-                loss=e.keep != "last",
-                after=e.keep == "rollback",
+                want_loss=e.keep != "last",
+                want_loss_after=e.keep == "rollback",
                 pixels=data.pixels,
                 device=device,
             )

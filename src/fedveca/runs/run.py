@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveca.cohorts.client_store import RowsError
-from fedveca.cohorts.faults import Inner
+from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError, show_value
 from fedveca.runs.build import Built, build
@@ -55,7 +55,7 @@ def run(
     watch: Watch | None = None,
     say: Callable[[str], None] | None = do_nothing,
     stop: StopRequest | None = None,
-    cohort: Inner | None = None,
+    cohort: Cohort | None = None,
     started_by: str = RUN,
     **custom: Unpack[CustomObjects],
 ) -> Run:
@@ -101,7 +101,7 @@ def resume(
     tell: Callable[[str], None] | None = None,
     data_dir: str | None = None,
     stop: StopRequest | None = None,
-    cohort: Inner | None = None,
+    cohort: Cohort | None = None,
     **custom: Unpack[CustomObjects],
 ) -> Run:
     """Goes on with the run in `out` from its last checkpoint, to `rounds` if more are wanted.

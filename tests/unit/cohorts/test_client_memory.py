@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedveca.algorithms import FedAvg, FedVeca, control
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.client_store import ClientStore, Damaged
+from fedveca.cohorts.client_store import ClientMemoryError, ClientStore
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import sample_clients
 from fedveca.runs.build import build
@@ -108,19 +108,19 @@ def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None
 
 
 def test_a_damaged_row_is_seen(tmp_path: Path) -> None:
-    shelf = ClientStore(4, 3, tmp_path / ROWS)
-    shelf.write(torch.tensor([2, 0]), torch.rand(2, 3))
-    saved = shelf.save()
+    store = ClientStore(4, 3, tmp_path / ROWS)
+    store.write(torch.tensor([2, 0]), torch.rand(2, 3))
+    saved = store.save()
     assert torch.equal(
-        ClientStore.load(4, tmp_path / ROWS, saved).read(torch.tensor([0])), shelf.read(torch.tensor([0]))
+        ClientStore.load(4, tmp_path / ROWS, saved).read(torch.tensor([0])), store.read(torch.tensor([0]))
     )
     content = (tmp_path / ROWS).read_bytes()
     for hurt in (content[:-1], content[:5] + bytes([content[5] ^ 1]) + content[6:], b""):
         (tmp_path / ROWS).write_bytes(hurt)
-        with pytest.raises(Damaged, match=ROWS):
+        with pytest.raises(ClientMemoryError, match=ROWS):
             ClientStore.load(4, tmp_path / ROWS, saved)
     (tmp_path / ROWS).unlink()
-    with pytest.raises(Damaged, match="cannot be read"):
+    with pytest.raises(ClientMemoryError, match="cannot be read"):
         ClientStore.load(4, tmp_path / ROWS, saved)
 
 
@@ -150,7 +150,9 @@ def test_a_damaged_memory_gives_way_to_the_former_checkpoint(tmp_path: Path) -> 
     (tmp_path / "hurt" / ROWS).write_bytes(content)
     said: list[str] = []
     resume(tmp_path / "hurt", rounds=6, device="cpu", tell=said.append)
-    assert said == ["memory.rows is damaged: a row does not match its sum; went on from checkpoint.former.safetensors"]
+    assert said == [
+        "memory.rows is damaged: a row does not match its checksum; went on from checkpoint.former.safetensors"
+    ]
     same(tmp_path / "whole", tmp_path / "hurt")
 
 

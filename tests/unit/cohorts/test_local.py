@@ -48,7 +48,7 @@ def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypat
     for algorithm in (FedVeca(0.05), Scaffold(0.05)):
         whole, tau = trained(algorithm, name, lanes=8)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "DRAWN", drawn)
+            patch.setattr(local, "_ROWS_PER_DRAW", drawn)
             w, same = trained(algorithm, name, lanes=8)
         assert same == tau
         assert torch.equal(w, whole)
@@ -158,4 +158,4 @@ def test_sample_draws_each_client_as_often() -> None:
 
 def test_one_number_is_mixed_as_a_tensor_is() -> None:
     for x in (0, 1, -1, 2**40 + 7, -(2**63), 2**63 - 1):
-        assert draws._signed(draws._mix_one(x)) == int(draws._mix(torch.tensor(x)))
+        assert draws._to_signed(draws._mix_integer(x)) == int(draws._mix(torch.tensor(x)))

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Report
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.cohort import FlowerCohort
-from fedveca.cohorts.flower.messages import order_of, reply
+from fedveca.cohorts.flower.messages import make_reply, read_order
 from fedveca.deploy.node_process import work
 from fedveca.deploy.server import make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
@@ -47,7 +47,7 @@ Change = Callable[[dict[str, Any]], "RecordDict | Error | None"]  # of the recor
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "POLL", 0.001)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
 
 
 class Grid:
@@ -73,12 +73,12 @@ class Grid:
 
     def _answer(self, message: Message) -> Message:
         client = message.metadata.dst_node_id - 100
-        words, vectors = order_of(message)
+        words, vectors = read_order(message)
         request = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
         content = work(save(vectors, {"request": json.dumps(request)}), self.folder)
         size = int.from_bytes(content[:8], "little")
         said = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["answer"])
-        right = reply(message, said["said"], said["numbers"], load(content))
+        right = make_reply(message, said["said"], said["numbers"], load(content))
         change = self.changes.get((client, words.get("round", -1)))
         if change is None:
             return right
@@ -162,9 +162,9 @@ ANSWERS: dict[str, tuple[Change, str]] = {
     "a word too many": (put("answer", "extra", 1), "answered with ['extra'] besides client, round, tau"),
     "a word of escape codes": (put("answer", PAINT, 1), "answered with ['\\x1b[2J"),
     "20,000 words too many": (many(ConfigRecord, "answer", 1), "answered with client None"),
-    "wild as a number": (put("answer", "wild", 1), "answered with wild 1, not True"),
-    "wild and not": (put("answer", "wild", False), "answered with wild False, not True"),
-    "wild with vectors": (put("answer", "wild", True), "sent ['G', 'beta', 'grad', 'loss', 'spread'], not []"),
+    "diverged as a number": (put("answer", "diverged", 1), "answered with diverged 1, not True"),
+    "diverged and not": (put("answer", "diverged", False), "answered with diverged False, not True"),
+    "diverged with vectors": (put("answer", "diverged", True), "sent ['G', 'beta', 'grad', 'loss', 'spread'], not []"),
     "a loss that is NaN": (put("numbers", "loss", float("nan")), "loss = nan, which is not a finite number"),
     "a loss without end": (put("numbers", "loss", float("inf")), "loss = inf, which is not a finite number"),
     "a loss far below zero": (put("numbers", "loss", -1e308), "loss = -1e+308, which"),
@@ -280,7 +280,7 @@ def test_a_node_that_fails_while_others_join_does_not_flood_the_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again and again, and says something else every time."""
-    monkeypatch.setattr(module, "AGAIN", 0.0)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     count = 0
 
     def fails(records: dict[str, Any]) -> Error | None:
@@ -305,7 +305,7 @@ def bound(grid: Grid, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 102 claims to be client 0 at first, before and after the right one; asked again, it says what is true."""
-    monkeypatch.setattr(module, "AGAIN", 0.01)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
     grid, said = Grid(E, tmp_path, {(2, -1): say_client(0)}), list[str]()
     lies = [say_client(0), say_client(0), say_client(1)]
 

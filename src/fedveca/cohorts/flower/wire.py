@@ -1,4 +1,4 @@
-"""Vectors as they travel. NumPy only: it is shared with processes that must start fast."""
+"""Vectors as they travel. NumPy only: processes that must start fast import this file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def narrow(v: NDArray[Any], wire: str) -> NDArray[Any]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(DTYPES[wire])  # to nearest, ties to even
 
 
-def wide(v: NDArray[Any], wire: str) -> NDArray[Any]:
-    """float32 again."""
+def widen(v: NDArray[Any], wire: str) -> NDArray[Any]:
+    """A vector that travelled, as float32 again."""
     if wire != "bfloat16":
         return v.astype(np.float32)
     return (v.astype(np.uint32) << 16).view(np.float32)
