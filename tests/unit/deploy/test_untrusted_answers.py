@@ -331,10 +331,10 @@ def test_a_node_that_was_offline_is_asked_again_who_it_is(tmp_path: Path) -> Non
     cohort = joined_on(grid, said)
     before = dict(cohort._node)
     away |= {100, 101}
-    cohort._welcome()
+    cohort._check_arrivals()
     grid.changes |= {(0, -1): swap(1, cohort), (1, -1): swap(0, cohort)}
     away.clear()
-    cohort._welcome()
+    cohort._check_arrivals()
     assert cohort._node == {0: before[1], 1: before[0], 2: before[2]}
 
 
