@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.aggregate import AggregationRule, aggregation_rule
-from fedveca.cohorts.faults import Faults, FaultyCohort, Inner
+from fedveca.cohorts.contract import Cohort
+from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import PrivateCohort
 from fedveca.cohorts.random import clients_per_round
@@ -21,11 +22,11 @@ from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
+from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, prepare
-from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.partition import Shares, from_lists, partition
@@ -42,24 +43,29 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Inner
+    cohort: Cohort
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """What the custom metric stated about itself."""
+        name, better = f"test_{self.problem.measure}", getattr(self.problem, "better", None)
+        return {name: better} if better and name not in SCHEMA else {}
 
 
 def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     *,
     model: Model | None = None,
     loss: Rows | None = None,
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
-    cohort: Inner | None = None,
+    cohort: Cohort | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
 
@@ -73,7 +79,7 @@ def build(
     if cohort is None:
         if data is None:
             check_rows(e)
-        data, shares = load_data(e, data, say, partition)
+        data, shares = load_data(e, data, partition)
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
             raise UserError(
@@ -171,12 +177,11 @@ def make_problem(
 def load_data(
     e: Experiment,
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     custom: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
     if data is None:
-        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say)
+        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
     if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
@@ -215,7 +220,7 @@ def _on_ray(
     data: Dataset,
     shares: Shares,
     options: dict[str, Any],
-) -> Inner:
+) -> Cohort:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.aggregate != "mean":
         raise UserError(

@@ -1,17 +1,17 @@
-"""The test set, and which model is kept."""
+"""How good a model is on the test set, and which model is kept."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import ServerState
 from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.runs.federate import Rollback, State
 from fedveca.runs.folder import to_json
-from fedveca.runs.schema import Round
+from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.problem import Problem
 
@@ -28,40 +28,50 @@ class Evaluator:
         self.threads = ThreadPool(0 if device == "cpu" else 1)
         self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
 
-    def __call__(self, w: Tensor) -> dict[str, float | None]:
+    def __call__(self, w: Tensor) -> Evaluation:
         def part(at: int) -> Tensor:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
             return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
 
         sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
         loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
-        return {"test_loss": loss, f"test_{self.problem.measure}": metric}  # type: ignore[dict-item]
+        return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
+
+    def describe(self, k: int, w: Tensor) -> ModelResult:
+        """The closing values of a model that was made by round k."""
+        return {"round": k, **self(w)}
 
 
-class Progress(NamedTuple):
-    """All that changes during a run, except for the clients' memory, which the cohort has."""
+class Keeper:
+    """The server's state after the last round, and the model that is kept so far."""
 
-    state: ServerState  # the method's, with w = w_round
-    round: int  # rounds done
-    kept: Tensor  # [P] the kept model so far
-    kept_round: int
-    kept_loss: float  # F(kept)
-    lowest: float  # keep=rollback: the lowest estimated loss so far
+    def __init__(
+        self,
+        keep: str,
+        state: State,
+        *,
+        round: int = 0,
+        kept: Tensor | None = None,
+        kept_round: int = 0,
+        kept_loss: float = math.inf,
+        lowest: float = math.inf,
+    ) -> None:
+        self.keep, self.state, self.round = keep, state, round
+        self.kept = state.w if kept is None else kept  # [P]
+        self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
+        self.rollback = Rollback(lowest) if keep == "rollback" else None
 
-    @staticmethod
-    def begin(state: ServerState) -> Progress:
-        return Progress(state, 0, state.w, 0, math.inf, math.inf)
-
-    def advance(self, keep: str, state: ServerState, record: Round, lowest: float) -> Progress:
+    def judge(self, state: State, record: Round) -> None:
         """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late."""
-        after = self._replace(state=state, round=self.round + 1, lowest=lowest)
-        if keep == "best" and record.get("train_loss") is not None and record["accepted"]:
-            return after._replace(kept=self.state.w, kept_round=self.round, kept_loss=float(record["train_loss"] or 0))
-        return after
+        if self.keep == "best" and "train_loss" in record:  # perhaps no client answered
+            loss = record["train_loss"]
+            record["accepted"] = loss is not None and loss <= self.kept_loss
+            if loss is not None and record["accepted"]:
+                self.kept, self.kept_round, self.kept_loss = self.state.w, self.round, loss
+        record.setdefault("accepted", True)
+        self.state, self.round = state, self.round + 1
 
-    def accepts(self, keep: str, record: Round) -> bool:
-        """Whether the round's model is the best so far; under keep=rollback the federation has decided already."""
-        if "accepted" in record:
-            return record["accepted"]
-        loss = record.get("train_loss")
-        return keep != "best" or "train_loss" not in record or (loss is not None and loss <= self.kept_loss)
+    def choose(self, last_loss: float) -> None:
+        """Keeps the last model where its loss is not above that of the kept one."""
+        if self.kept_loss >= last_loss:
+            self.kept, self.kept_round = self.state.w, self.round

@@ -7,16 +7,17 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from fedveca.errors import UserError, printable
+from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import open_regular, read_inside, read_lines, read_object, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
@@ -82,7 +83,6 @@ class Run:
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     folder: Path | None = None
     directions: dict[str, Direction] = field(default_factory=dict, repr=False)
-    render_html: ClassVar[Callable[[Run], str] | None] = None  # how a notebook shows a run; the package sets it
 
     @staticmethod
     def open(folder: Path | str) -> Run:
@@ -154,8 +154,9 @@ class Run:
             raise UserError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS_OF_A_FRAME} columns")
         return pandas.DataFrame(self.rounds)
 
-    def _repr_html_(self) -> str | None:
-        return Run.render_html(self) if Run.render_html else None
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table and curves."""
+        return str(load_plugin("notebook")(self))
 
 
 class RunFolder:

@@ -59,9 +59,9 @@ def observe(
 ) -> Iterator[list[Run]]:
     """Starts the observers; at the end each gets the run that was put into the list, or the run as far as it came."""
     done: list[Run] = []
-    for observer in observers:
-        observer.start(experiment, folder)
     try:
+        for observer in observers:
+            observer.start(experiment, folder)
         yield done
     finally:
         for observer in observers:

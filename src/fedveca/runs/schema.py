@@ -25,7 +25,15 @@ class ClientFault(TypedDict):
     what: str
 
 
-class Round(TypedDict, total=False):
+class Evaluation(TypedDict, total=False):
+    """A model's loss and metric on the test rows; a custom metric has a name of its own."""
+
+    test_loss: float | None
+    test_accuracy: float | None
+    test_absolute_error: float | None
+
+
+class Round(Evaluation, total=False):
     """One line of rounds.jsonl; lists run over `ids`."""
 
     round: Required[int]
@@ -45,18 +53,12 @@ class Round(TypedDict, total=False):
     bytes_down: int
     bytes_up: int
     seconds: float
-    test_loss: float | None
-    test_accuracy: float | None
-    test_absolute_error: float | None
 
 
-class ModelResult(TypedDict, total=False):
+class ModelResult(Evaluation, total=False):
     """A model's round and its values on the test rows."""
 
     round: Required[int]
-    test_loss: float | None
-    test_accuracy: float | None
-    test_absolute_error: float | None
 
 
 class Summary(TypedDict, total=False):
@@ -91,8 +93,8 @@ class Environment(TypedDict, total=False):
     processor: str
     threads: int
     device: str
-    resume: str
-    better: dict[str, Direction]
+    started_by: str  # who resumes the run, where it is not `fedveca run`
+    better: dict[str, Direction]  # what a custom metric stated about itself
 
 
 class Quantity(NamedTuple):
@@ -154,6 +156,16 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER  # type: ignore[arg-type]
 
 
+def finite_number(value: object) -> float | None:
+    """The value if it is a number that a run can have recorded, else None.
+
+    Examples:
+        >>> [finite_number(v) for v in (0.5, None, float("nan"), "0.5", True)]
+        [0.5, None, None, None, None]
+    """
+    return value if is_number(value) else None
+
+
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number of 64 bits."""
     return type(value) is int and abs(value) <= LARGEST_COUNT
@@ -161,8 +173,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 def get_number(record: Mapping[str, object], name: str) -> float | None:
     """A recorded number, or None where it is missing, null or something else."""
-    value = record.get(name)
-    return value if is_number(value) else None
+    return finite_number(record.get(name))
 
 
 def find_metric(records: Iterable[Mapping[str, object]]) -> str:
