@@ -22,11 +22,11 @@ from fedveca.errors import UserError, show_value
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
+from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, prepare
-from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.partition import Shares, from_lists, partition
@@ -48,12 +48,17 @@ class Built(NamedTuple):
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
 
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """What the custom metric stated about itself."""
+        name, better = f"test_{self.problem.measure}", getattr(self.problem, "better", None)
+        return {name: better} if better and name not in SCHEMA else {}
+
 
 def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     *,
     model: Model | None = None,
     loss: Rows | None = None,
@@ -74,7 +79,7 @@ def build(
     if cohort is None:
         if data is None:
             check_rows(e)
-        data, shares = load_data(e, data, say, partition)
+        data, shares = load_data(e, data, partition)
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
             raise UserError(
@@ -180,12 +185,11 @@ def make_problem(
 def load_data(
     e: Experiment,
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     custom: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
     if data is None:
-        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say)
+        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
     if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
