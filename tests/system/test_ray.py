@@ -33,7 +33,9 @@ from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
@@ -73,7 +75,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     """w after some rounds, the tau of each, and the cohort."""
     built = build(e)
     seen = list(federate(built.algorithm, built.cohort, built.state, rounds, participation=e.participation))
-    return seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen], built.cohort
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen], built.cohort
 
 
 @pytest.mark.usefixtures("cores")
@@ -151,20 +153,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 class Stop(Exception):
-    """Raised by a watcher to end a run as a crash would."""
+    """Raised by an observer to end a run as a crash would."""
 
 
 @pytest.mark.usefixtures("cores")
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     e = replace(WIDE, method="scaffold", checkpoint_every=2)
 
-    def watch(line: dict[str, Any]) -> None:
-        if line["round"] == 2:
-            raise Stop
+    class Watcher(Observer):
+        def round(self, record: Round) -> None:
+            if record["round"] == 2:
+                raise Stop
 
     run(e, tmp_path / "whole", device="cpu")
     with pytest.raises(Stop):
-        run(e, tmp_path / "cut", device="cpu", watch=watch)
+        run(e, tmp_path / "cut", device="cpu", observers=[Watcher()])
     resume(tmp_path / "cut", device="cpu")
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
@@ -190,7 +193,7 @@ def test_two_nodes_and_one_lost() -> None:
             if k == 1:
                 cluster.remove_node(second, allow_graceful=False)
         assert cohort.lost >= 1  # again, where the new worker was sent to the node before it was known to be gone
-        assert [trace["tau"].tolist() for _, trace in seen] == tau
+        assert [trace["tau"] for _, trace in seen] == tau
         assert float((seen[-1][0].w - want).abs().max()) < 1e-6
     finally:
         ray.shutdown()

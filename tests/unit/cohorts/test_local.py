@@ -28,7 +28,7 @@ def trained(algorithm: Algorithm, name: str, **options: Any) -> tuple[Tensor, li
     shares = partition("dirichlet", data.y, 10, 8, seed=1)
     cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
     seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
-    return seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen]
 
 
 @pytest.mark.parametrize("name", ["svm", "mlp"])
@@ -73,7 +73,7 @@ def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pix
     for rows, how in ((prepare(x, pixels), "as-is"), (x, pixels)):
         cohort = LocalCohort(algorithm, problem, rows, data.y, shares, batch=8, seed=5, probe=7, pixels=how)
         seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
-        ended.append((seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]))
+        ended.append((seen[-1][0].w, [trace["tau"] for _, trace in seen]))
     (plain, tau), (w, same) = ended
     assert same == tau
     assert float((w - plain).abs().max()) < 1e-5
