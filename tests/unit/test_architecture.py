@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedveca"
 LEVELS = {  # a room imports only rooms of a lower level
     "errors": 0,
+    "safe_files": 0,
     "version": 0,
     "plugins": 0,
     "algorithms": 1,

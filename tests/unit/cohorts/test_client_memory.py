@@ -193,7 +193,9 @@ def test_fedveca_with_few_clients_a_round() -> None:
         assert torch.equal(after.tau[others], state.tau[others])
         if k > 0:  # round 0 leaves tau alone: A1.13
             assert isinstance(built.algorithm, FedVeca)
-            assert torch.equal(after.tau[ids], control(torch.tensor(trace["A"], dtype=torch.float64), e.alpha, e.tau_max))
+            assert torch.equal(
+                after.tau[ids], control(torch.tensor(trace["A"], dtype=torch.float64), e.alpha, e.tau_max)
+            )
             met |= set(ids.tolist())
         state = after
     never = torch.tensor([i for i in range(60) if i not in met])

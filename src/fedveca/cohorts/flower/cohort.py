@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,17 @@ from fedveca.cohorts.flower.messages import (
     check_number,
     check_settings,
     check_vector,
-    list_names,
     make_order,
     make_question,
     pack_vectors,
+    quote_names,
     read_answer,
 )
 from fedveca.cohorts.flower.wire import DTYPES, narrow
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
 
 _POLL_SECONDS = 0.25  # between looks for an answer; one that is half uploaded costs a second more
 _JOIN_SECONDS = 600.0  # for all clients to connect at the start
@@ -58,7 +62,7 @@ class FlowerCohort:
 
     def __init__(
         self,
-        grid: Any,
+        grid: Grid,
         algorithm: Algorithm,
         clients: int,
         note: Mapping[str, Value],
@@ -75,7 +79,7 @@ class FlowerCohort:
         """Waits until all clients are connected.
 
         Args:
-            grid: Flower's flwr.serverapp.Grid.
+            grid: Flower's connection to the nodes.
             algorithm: The method, of which the clients' half runs on the nodes.
             clients: Number of clients N.
             note: What every node must know besides the order: classes, pixels.
@@ -201,7 +205,7 @@ class FlowerCohort:
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, vectors = (set(), set()) if diverged else self._names if tau else ({"loss"}, set())
         if set(numbers) != wanted or set(arrays) != vectors:
-            raise InvalidAnswer(f"sent {list_names([*numbers, *arrays])}, not {list_names([*wanted, *vectors])}")
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *vectors])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
         positive = {
@@ -251,7 +255,7 @@ class FlowerCohort:
         for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
             self._check_node(message, self._asked.pop(message.metadata.reply_to_message_id), clients)
 
-    def _check_node(self, message: Any, node: int, clients: int) -> None:
+    def _check_node(self, message: Message, node: int, clients: int) -> None:
         """One node's answer to who it is."""
         try:
             i: object = -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from fedveca.cohorts.flower.wire import DTYPES, widen
 from fedveca.errors import UserError
 
-Vectors = dict[str, NDArray[Any]]
+Vectors = dict[str, NDArray[np.generic]]
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
 _RECORDS = {"answer": ConfigRecord, "numbers": MetricRecord, "vectors": ArrayRecord}
@@ -74,7 +73,7 @@ def bound_text(value: object, most: int = _TEXT_CHARACTERS, bare: bool = False) 
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def list_names(names: Collection[str]) -> str:
+def quote_names(names: Collection[str]) -> str:
     """The first few names in order, and how many more there are."""
     first = [bound_text(name, _NAME_CHARACTERS) for name in sorted(names)[:_NAMES]]
     more = [f"{len(names) - _NAMES} more"] if len(names) > _NAMES else []
@@ -90,7 +89,7 @@ def read_answer(message: Message) -> tuple[dict[str, object], dict[str, object],
     except Exception as error:
         raise InvalidAnswer("sent garbage: its reply cannot be read") from error
     if "answer" not in content or not content.keys() <= _RECORDS.keys():
-        raise InvalidAnswer(f"sent garbage: no answer in its reply, but {list_names(content.keys())}")
+        raise InvalidAnswer(f"sent garbage: no answer in its reply, but {quote_names(content.keys())}")
     if any(not isinstance(content[name], _RECORDS[name]) for name in content):
         raise InvalidAnswer("sent garbage: a record of its reply is of the wrong kind")
     empty: Mapping[str, object] = {}
@@ -105,7 +104,7 @@ def check_settings(settings: Mapping[str, object], right: Mapping[str, int]) -> 
             raise InvalidAnswer(f"answered with {name} {bound_text(settings.get(name))}, not {value}")
     more = settings.keys() - right.keys() - {"diverged"}
     if more:
-        raise InvalidAnswer(f"answered with {list_names(more)} besides {', '.join(right)}")
+        raise InvalidAnswer(f"answered with {quote_names(more)} besides {', '.join(right)}")
     if settings.get("diverged", True) is not True:
         raise InvalidAnswer(f"answered with diverged {bound_text(settings['diverged'])}, not True")
     return "diverged" in settings
@@ -122,11 +121,11 @@ def check_number(value: object, name: str, negative: bool) -> float:
     return value
 
 
-def check_vector(array: Array, size: int, wire: str, name: str) -> NDArray[Any]:
+def check_vector(array: Array, size: int, wire: str, name: str) -> NDArray[np.generic]:
     """One vector of an answer, checked: float32 [size], every number and the square of its norm finite."""
     name = bound_text(name, bare=True)
     try:
-        v: NDArray[Any] = array.numpy()
+        v: NDArray[np.generic] = array.numpy()
     except Exception as error:
         raise InvalidAnswer(f"sent garbage for {name}") from error
     if v.shape != (size,):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -224,7 +224,7 @@ class LocalCohort:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory)
 
-    def _take_local_steps(self, k: int, order: Order, s: Any, w: Tensor, chunk: Chunk) -> tuple[Tensor, Any]:
+    def _take_local_steps(self, k: int, order: Order, s: object, w: Tensor, chunk: Chunk) -> tuple[Tensor, object]:
         """All clients of a chunk step together; those that have taken their tau steps leave."""
         done, at, tau, draws = [], 0, chunk.tau.tolist(), RowDraws(self.seed, k, chunk, self.batch)
         for until in sorted(set(tau)):
@@ -238,7 +238,7 @@ class LocalCohort:
             at = until
         if not done:
             return w, s
-        out: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
+        out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
 
     def _remember(self, ids: Tensor, result: ChunkResult) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class Lanes:
         self.size, self.algorithm, self.problem, self.pick = size, algorithm, problem, pick
         self._lanes: list[Lane] = []
 
-    def take_local_steps(self, order: Order, s: Any, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+    def take_local_steps(self, order: Order, s: object, index: Tensor, tau: list[int]) -> tuple[Tensor, object]:
         """w [n, P] and s after each client's tau steps from order.w, on the rows index [n, tau, B]."""
         while len(self._lanes) < min(self.size, len(tau)):
             self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
@@ -41,7 +40,7 @@ class Lanes:
                 out.append(lane.take_local_steps(order, tree_map(lambda v, i=i: v[i : i + 1], s), index[i, :steps]))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
-        both: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), *out)
+        both: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), *out)
         return both
 
 
@@ -53,7 +52,7 @@ class Lane:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def take_local_steps(self, order: Order, s: Any, index: Tensor) -> tuple[Tensor, Any]:
+    def take_local_steps(self, order: Order, s: object, index: Tensor) -> tuple[Tensor, object]:
         """w [1, P] and s after len(index) steps from order.w, on the rows index [tau, B]."""
         if self.graph is None or len(index) > len(self.index):
             self._capture(order, s, index)
@@ -66,7 +65,7 @@ class Lane:
             self.graph.replay()
         return self.w.clone(), tree_map(torch.clone, self.s)
 
-    def _capture(self, order: Order, s: Any, index: Tensor) -> None:
+    def _capture(self, order: Order, s: object, index: Tensor) -> None:
         self.order, self.s = tree_map(torch.clone, (order, s))
         self.w = order.w.clone()[None]
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
@@ -99,7 +98,7 @@ def use_tensor_cores(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _copy(into: Any, source: Any) -> None:
+def _copy(into: object, source: object) -> None:
     for a, b in zip(tree_flatten(into)[0], tree_flatten(source)[0], strict=True):
         if a.data_ptr() != b.data_ptr():
             a.copy_(b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
 
-NumpyArray = NDArray[Any]
+NumpyArray = NDArray[np.number]
 NamedArrays = dict[str, NumpyArray]
 
 
