@@ -17,6 +17,7 @@ LEVELS = {  # a room imports only rooms of a lower level
     "safe_files": 0,
     "version": 0,
     "plugins": 0,
+    "safe_files": 0,
     "algorithms": 1,
     "tasks": 2,
     "cohorts": 3,
