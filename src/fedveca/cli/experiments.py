@@ -84,8 +84,9 @@ def _resume(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from fedveca.algorithms.registry import paper_methods
     from fedveca.runs.compare import compare, table
-    from fedveca.runs.experiment import TABLE_I, reject_custom
+    from fedveca.runs.experiment import reject_custom
     from fedveca.tasks.datasets.download import do_nothing
     from fedveca.views.figures.curves import curves
     from fedveca.views.report.report import write
@@ -93,7 +94,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     check_counts(args)
     name, experiment = experiment_of(args.words)
-    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
+    methods = tuple(args.methods.split(",")) if args.methods else paper_methods()
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # refuses what is not known

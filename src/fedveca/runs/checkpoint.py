@@ -16,10 +16,12 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named
 from fedveca.algorithms.control import TAU_MIN
+from fedveca.algorithms.hyper import LARGEST
+from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import SECOND_NAME, read_inside
 from fedveca.runs.folder import FORMER, LAST, ROWS, guard_writing, write_draft
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
@@ -185,8 +187,8 @@ def _bound_steps(built: Built) -> tuple[int, int]:
     e = built.experiment
     if e.method.startswith(CUSTOM):
         return 0, LARGEST  # a custom method's own business
-    if e.method in ADAPTIVE:
-        return 1, max(e.tau_0, e.tau_max, TAU_MIN)
+    if is_adaptive(e.method):
+        return 1, max(e.tau_0, e.tau_max, TAU_MIN) if concerns("tau_max", e.method) else LARGEST
     return 1, LARGEST if e.tau_all else e.tau_0  # with tau_all, all of them are compared with the run's own
 
 

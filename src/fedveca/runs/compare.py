@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Unpack
 import torch
 
 from fedveca.algorithms import Algorithm
+from fedveca.algorithms.registry import is_adaptive, paper_methods
 from fedveca.errors import UserError
-from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run, require_free, write_atomic
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
 from fedveca.runs.lock import lock_folder
@@ -57,7 +58,7 @@ class Chain(NamedTuple):
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
-            e = replace(self.experiment, tau_all=0 if method in ADAPTIVE else tau_all)
+            e = replace(self.experiment, tau_all=0 if is_adaptive(method) else tau_all)
             mine: CustomObjects = {**custom}
             if isinstance(method, str):
                 e = replace(e, method=method)
@@ -74,7 +75,7 @@ class Chain(NamedTuple):
                 else:
                     with discard_unbegun(folder):
                         done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
-            tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
+            tau_all = done.summary["tau_all"] if is_adaptive(method) and not runs else tau_all
             runs.append(done)
         return runs
 
@@ -84,7 +85,7 @@ def compare(
     seeds: int,
     out: Path | str,
     *,
-    methods: tuple[Method, ...] = TABLE_I,
+    methods: tuple[Method, ...] | None = None,
     device: str = "auto",
     workers: int = 1,
     started: Started | None = None,
@@ -103,7 +104,7 @@ def compare(
     check_experiment(experiment)
     check_folder(out)
     check_functions(started=started, ended=ended, say=say)
-    methods = check_seeds_and_methods(seeds, methods, workers)
+    methods = check_seeds_and_methods(seeds, paper_methods() if methods is None else methods, workers)
     out = Path(out)
     require_free(out)
     if custom.get("method") is not None:

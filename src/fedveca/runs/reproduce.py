@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.algorithms.registry import paper_methods
 from fedveca.errors import UserError, quoted, suggest
 from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import TABLE_I, Experiment, preset
+from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import Run
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
@@ -30,7 +31,7 @@ class Study(NamedTuple):
 
 
 def _full(name: str) -> Study:
-    return Study(name, name, {}, TABLE_I)
+    return Study(name, name, {}, paper_methods())
 
 
 STUDIES: dict[str, tuple[Study, ...]] = {

@@ -15,13 +15,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.registry import is_adaptive
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.faults import Inner
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError, show_value
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Progress, identify_run, load_checkpoint, rows_of, save_checkpoint, start_progress
-from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.folder import (
     FORMER,
@@ -144,7 +145,7 @@ def _left(out: Path, former: Run, e: Experiment, built: Built, device: str) -> t
         raise UserError(f"{out} is finished: {course.round} rounds are done; name more, rounds=N")
     if course.round > e.rounds:
         raise UserError(f"rounds={e.rounds} is fewer than the {course.round} that are done in {out}")
-    if e.tau_all and e.method not in ADAPTIVE and not torch.equal(course.state.tau, built.state.tau):
+    if e.tau_all and not is_adaptive(e.method) and not torch.equal(course.state.tau, built.state.tau):
         raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
     if not all("tau" in line for line in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")

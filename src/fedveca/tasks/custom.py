@@ -1,4 +1,4 @@
-"""Your own data as a `Dataset`: arrays, a PyTorch or Hugging Face data set, a flwr-datasets partitioner."""
+"""Custom objects: data from arrays, PyTorch, Hugging Face or flwr-datasets, and what `package.module:name` names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveca.errors import UserError, show_value
+from fedveca.errors import UserError, explain_error, printable, show_value
+from fedveca.imports import import_module
 from fedveca.tasks.datasets.archives import why
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 
@@ -18,6 +19,26 @@ LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
 CUSTOM = "custom:"  # what the settings of a run call an object that was given from Python
 Array = NDArray[Any]
+
+
+def import_object(name: str, said: str) -> object:
+    """What `package.module:name` names, where the module may be a file in the working folder.
+
+    Args:
+        name: A module's name, a colon, and the name of an object in it.
+        said: What the setting is called, for the error.
+
+    Returns:
+        The object.
+
+    Raises:
+        UserError: Where it cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # a user's file may fail in any way
+        raise UserError(f"{said}={printable(name)} cannot be imported: {explain_error(error)}") from error
 
 
 def from_arrays(

@@ -8,9 +8,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fedveca.runs.experiment import FIELDS, METHODS, presets, range_of
+from fedveca.algorithms import registry
+from fedveca.algorithms.registry import is_pooled
+from fedveca.runs.experiment import FIELDS, presets, range_of
 from fedveca.runs.folder import Run
-from fedveca.tasks.datasets.dataset import NAMES
+from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.models import MODELS
 from fedveca.tasks.partition import RULES
 
 
@@ -36,7 +39,7 @@ def methods(rows: list[dict[str, Any]], name: str) -> Table:
         shown.add_column(f"{which}\n{metric_label(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
     best = {}
     for which, what in columns:
-        rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
+        rivals = [r[which][what]["mean"] for r in rows if not is_pooled(r["method"])]
         known = [mean for mean in rivals if mean is not None]
         known = known if what in ("test_accuracy", "test_loss") else []  # of others, who knows what is better
         best[which, what] = (max if "acc" in what else min)(known, default=None)
@@ -46,7 +49,7 @@ def methods(rows: list[dict[str, Any]], name: str) -> Table:
             mean, std = row[which][what]["mean"], row[which][what]["std"]
             scale, digits = (100, 2) if "acc" in what else (1, 4)
             text = "-" if mean is None else f"{scale * mean:.{digits}f} ±{scale * std:.{digits}f}"
-            bold = mean is not None and mean == best[which, what] and row["method"] != "centralised"
+            bold = mean is not None and mean == best[which, what] and not is_pooled(row["method"])
             cells.append(f"[bold]{text}[/bold]" if bold else text)
         shown.add_row(row["method"], f"{row['tau_all']:.0f}", *cells)
     return shown
@@ -103,9 +106,9 @@ def allowed() -> Table:
 
 def named() -> dict[str, list[str]]:
     """The values that can be named, by what they are of."""
-    models = ["svm", "cnn", "mlp", "package.module:factory"]
-    methods, rules = list(METHODS), list(RULES)
-    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
+    methods, models = list(registry.methods()), [*MODELS, "package.module:factory"]
+    data, rules = list(DATASETS), list(RULES)
+    return {"methods": methods, "data": data, "models": models, "partitions": rules, "presets": presets()}
 
 
 def settings() -> dict[str, dict[str, Any]]:
