@@ -32,6 +32,7 @@ PRESET_BYTES = 2**20  # of a TOML file
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 KNOWN_MODELS = f"{', '.join(MODELS)} or package.module:factory"
+RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
@@ -138,18 +139,32 @@ TYPES: dict[str, type] = get_type_hints(Experiment)
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 
 
+def read_experiment(text: str) -> Experiment:
+    """The settings of a run folder, also of one that an older version wrote."""
+    return Experiment(**parse_toml(text, "experiment.toml"))
+
+
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The keys of a TOML file, each known."""
+    """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
     if text.count(".") > DOTS:
         raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
-        table = tomllib.loads(text)
+        table = upgrade_settings(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
         why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise UserError(f"{source} is not TOML: {why}") from error
     for key in table:
         check_setting(key)
     return table
+
+
+def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
+    """Settings as version 0.1 named them, in the names of today."""
+    out = {RENAMED.get(key, key): value for key, value in table.items()}
+    for key, value in out.items():
+        if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
+            out[key] = CUSTOM + value.removeprefix("own:")
+    return out
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -205,7 +220,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 def check_setting(key: str) -> str:
     if key in FIELDS:
         return key
-    near = difflib.get_close_matches(key, FIELDS, 1)
+    near = [RENAMED[key]] if key in RENAMED else difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedveca.algorithms.registry import is_pooled, paper_methods
 from fedveca.runs.compare import spread, table
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
-from fedveca.runs.reading import read_table
 from fedveca.runs.reproduce import Study
 from fedveca.views import claims, claims_svm, paper_figures
 from fedveca.views.claims import Claim
@@ -171,7 +171,7 @@ def _environments(runs: Runs) -> list[dict[str, Any]]:
     found: dict[str, list[str]] = {}
     for study, mine in runs.items():
         for run in mine:
-            about = read_table(run.folder, "environment.json") if run.folder else {}
+            about = read_object(run.folder, "environment.json") if run.folder else {}
             about.pop("platform", None)
             made = found.setdefault(json.dumps(about), [])
             if study not in made:

@@ -24,7 +24,7 @@ SIZES = {f"{batch}.bin": 10_000 * ROW for batch in BATCHES}
 @dataset("cifar10", "60,000 photographs of 32 x 32 pixels in colour")
 def load_cifar10(request: Request) -> Dataset:
     """CIFAR-10 from its binary version."""
-    files = read_files("cifar10", request.data_dir, request.progress)[1]
+    files = read_files("cifar10", request.data_dir)[1]
     batches = [read_batch(files[f"{batch}.bin"], batch) for batch in BATCHES]
     images, labels = zip(*batches, strict=True)
     x, y = torch.from_numpy(np.concatenate(images[:-1])), torch.from_numpy(np.concatenate(labels[:-1]))

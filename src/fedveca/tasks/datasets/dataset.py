@@ -37,7 +37,6 @@ class Request(NamedTuple):
     clients: int = 5
     heterogeneity: float = 1.0
     seed: int = 0
-    progress: Callable[[str], None] | None = None  # of a download
 
 
 class DatasetEntry(NamedTuple):
@@ -85,7 +84,6 @@ def load(
     clients: int = 5,
     heterogeneity: float = 1.0,
     seed: int = 0,
-    say: Callable[[str], None] | None = None,
 ) -> Dataset:
     """Loads a data set by its name.
 
@@ -95,7 +93,6 @@ def load(
         clients: Number of clients, for synthetic.
         heterogeneity: How much the clients differ, for synthetic.
         seed: Of the draw, for synthetic.
-        say: Receives one line per download; standard error where it is None.
 
     Returns:
         The training and test rows.
@@ -105,4 +102,4 @@ def load(
     """
     if name not in DATASETS:
         raise DataError(f"data={name!r} is not known{suggest(name, DATASETS)}; allowed: {' | '.join(DATASETS)}")
-    return DATASETS[name].load(Request(data_dir, clients, heterogeneity, seed, say))
+    return DATASETS[name].load(Request(data_dir, clients, heterogeneity, seed))

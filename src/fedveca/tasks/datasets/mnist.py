@@ -42,7 +42,7 @@ def load_mnist(request: Request) -> Dataset:
 
 def load_idx(name: str, request: Request) -> Dataset:
     """A data set in MNIST's form."""
-    files = read_files(name, request.data_dir, request.progress)[1]
+    files = read_files(name, request.data_dir)[1]
     x, y, x_test, y_test = (torch.from_numpy(read_idx(files[file], file)) for file in SIZES)
     return Dataset(name, x[:, None], y.long(), x_test[:, None], y_test.long(), 10, "unit", None)
 

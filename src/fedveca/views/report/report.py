@@ -16,7 +16,8 @@ from typing import Any
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError, printable
-from fedveca.runs.folder import Run, write_atomic
+from fedveca.runs.files import write_atomic
+from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.version import __version__
 from fedveca.views.report import html as report_page
