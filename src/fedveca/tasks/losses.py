@@ -45,7 +45,7 @@ def metric(better: Better, unit: str = "") -> Callable[[Function], Function]:
     return declare
 
 
-def read_direction(function: object, said: str = "metric") -> Better | None:
+def read_direction(function: object, said: str) -> Better | None:
     """Which values of a metric are better; None where it does not say, so that no method is marked best."""
     found = getattr(function, "better", None)
     return None if found is None else check_direction(found, said)

@@ -132,7 +132,8 @@ class ModuleProblem:
     ) -> None:
         check_module(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
-        self.measure, self.whole, self.better = measure, False, read_direction(metric)
+        self.measure, self.whole = measure, False
+        self.better = read_direction(metric, f"metric ({measure})")
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.sizes = [p.numel() for p in module.parameters()]
         first = {id(p): name for name, p in module.named_parameters()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.errors import UserError, explain_error
-from fedveca.tasks.losses import LOSSES, METRICS, Better, Rows, accuracy, cross_entropy, per_row, read_direction
+from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
 from fedveca.tasks.problem import FEW, ModuleProblem, Problem
 
 ROWS = 8  # tried at a time
@@ -23,7 +23,6 @@ class Goal(NamedTuple):
     loss: Rows
     metric: Metric
     measure: str  # the metric's name: test_<measure> in the record
-    better: Better | None  # which of its values are better; None where it does not say
     classes: int
 
     @staticmethod
@@ -43,7 +42,6 @@ class Goal(NamedTuple):
             LOSSES[loss] if isinstance(loss, str) else loss,
             METRICS[metric] if isinstance(metric, str) else metric,
             name,
-            read_direction(METRICS[metric] if isinstance(metric, str) else metric, f"metric ({name})"),
             classes,
         )
 
