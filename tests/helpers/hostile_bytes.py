@@ -385,7 +385,7 @@ def read_gz(case: bytes, folder: Path) -> None:
 
 
 def read_archive(case: bytes, folder: Path) -> None:
-    assert archives.tgz(io.BytesIO(case), {"a": 3}, "t").keys() == {"a"}
+    assert archives.read_tgz(io.BytesIO(case), {"a": 3}, "t").keys() == {"a"}
 
 
 def read_wheel(case: bytes, folder: Path) -> None:

@@ -41,23 +41,23 @@ class Cnn(nn.Module):
                     nn.init.constant_(p, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _pooled(x, self.conv1)
-        x = _pooled(x, self.conv2)
+        x = _pool(x, self.conv1)
+        x = _pool(x, self.conv2)
         out: Tensor = self.fc2(torch.relu(self.fc1(x.flatten(1))))
         return out
 
 
-def _pooled(x: Tensor, conv: nn.Conv2d) -> Tensor:
+def _pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """maxpool(relu(conv(x) + b)) with bias and ReLU after the pooling: the same, on a quarter of the numbers."""
     assert conv.bias is not None
     x = nn.functional.conv2d(x, conv.weight, padding=2)
-    if x.is_cuda and _fused() and not (x.shape[2] % 2 or x.shape[3] % 2):
-        return _fused().pool(x, conv.bias)  # type: ignore[no-any-return]
+    if x.is_cuda and _import_kernels() and not (x.shape[2] % 2 or x.shape[3] % 2):
+        return _import_kernels().pool(x, conv.bias)  # type: ignore[no-any-return]
     return torch.relu(nn.functional.max_pool2d(x, 2) + conv.bias[:, None, None])
 
 
 @cache
-def _fused() -> Any:
+def _import_kernels() -> Any:
     """The CUDA kernels, where Triton is installed (PyTorch's CUDA builds for Linux bring it)."""
     return importlib.import_module("fedveca.tasks.kernels") if importlib.util.find_spec("triton") else None
 

@@ -70,7 +70,24 @@ def partition(
     shards: int = 2,
     writer: Tensor | None = None,
 ) -> Shares:
-    """The rows of each client under the rule `kind`; no client is left without one."""
+    """Deals rows to clients by a rule; no client is left without one.
+
+    Args:
+        kind: One of RULES.
+        y: [D] targets of the rows.
+        classes: Number of labels.
+        clients: Number of clients.
+        seed: Of the rules that draw.
+        concentration: Of dirichlet and quantity: small is uneven.
+        shards: Pieces of each client, for shards.
+        writer: [D] who wrote each row, for writer.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        UserError: Where the rule does not fit the data, or leaves a client without a row.
+    """
     if kind not in RULES:
         raise UserError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
     chosen = RULES[kind]

@@ -203,11 +203,11 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
 
 def test_tar_members_go_by_exact_name_and_size() -> None:
     files = {"../a": b"no", "/a": b"no", "x/a": b"no", "./a": b"no", "a": b"yes"}
-    assert archives.members(io.BytesIO(tar(files, "w")), {"a": 3}, "t") == {"a": b"yes"}
+    assert archives.read_members(io.BytesIO(tar(files, "w")), {"a": 3}, "t") == {"a": b"yes"}
     with pytest.raises(DataError, match="a is larger than 2 bytes"):
-        archives.members(io.BytesIO(tar(files, "w")), {"a": 2}, "t")
+        archives.read_members(io.BytesIO(tar(files, "w")), {"a": 2}, "t")
     with pytest.raises(DataError, match="t: lacks b"):
-        archives.members(io.BytesIO(tar(files, "w")), {"a": 3, "b": 3}, "t")
+        archives.read_members(io.BytesIO(tar(files, "w")), {"a": 3, "b": 3}, "t")
 
 
 def test_tar_links_are_not_followed() -> None:
@@ -217,13 +217,13 @@ def test_tar_links_are_not_followed() -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(DataError, match="lacks a"):
-        archives.members(io.BytesIO(buffer.getvalue()), {"a": 1 << 20}, "t")
+        archives.read_members(io.BytesIO(buffer.getvalue()), {"a": 1 << 20}, "t")
 
 
 def test_a_tar_bomb_is_not_unpacked() -> None:
     bomb = tar({"filler": bytes(1 << 25), "a": b"yes"})
     with pytest.raises(DataError, match="far more than expected"):
-        archives.tgz(io.BytesIO(bomb), {"a": 3}, "t")
+        archives.read_tgz(io.BytesIO(bomb), {"a": 3}, "t")
 
 
 def test_a_tar_of_headers_of_headers_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
             name.type, name.size = tarfile.GNUTYPE_LONGNAME, 2
             archive.addfile(name, io.BytesIO(b"a\0"))
     with pytest.raises(DataError, match="t: broken archive"):
-        archives.members(io.BytesIO(buffer.getvalue()), {"a": 3}, "t")
+        archives.read_members(io.BytesIO(buffer.getvalue()), {"a": 3}, "t")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
 )
 def test_no_archive_at_all(data: bytes) -> None:
     with pytest.raises(DataError, match=r"t: (broken archive|lacks)"):
-        archives.tgz(io.BytesIO(data), {"a": 3}, "t")
+        archives.read_tgz(io.BytesIO(data), {"a": 3}, "t")
 
 
 def test_cifar_rows() -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedveca.errors import UserError
-from fedveca.tasks.datasets.archives import BROKEN, DataError, tgz, why
+from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_tgz
 from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
 from fedveca.tasks.datasets.download import NPM, SOURCES, Archive, Contents, Package, Source, published, read_files
 
@@ -44,7 +44,7 @@ def read_batch(data: bytes, where: object) -> tuple[NDArray[np.uint8], NDArray[n
 
 def unpack_tar(stream: BinaryIO, where: object) -> Contents:
     """The six batches out of CIFAR-10's own archive, the binary version."""
-    return tgz(stream, {f"cifar-10-batches-bin/{name}": size for name, size in SIZES.items()}, where)
+    return read_tgz(stream, {f"cifar-10-batches-bin/{name}": size for name, size in SIZES.items()}, where)
 
 
 def unpack_npm(path: Path) -> Contents:
@@ -52,7 +52,7 @@ def unpack_npm(path: Path) -> Contents:
     labels = {"train_lables.json": 50_000, "test_lables.json": 10_000}
     sizes = {f"package/{batch}.png": 10_000 * ROW for batch in BATCHES}
     with path.open("rb") as f:
-        found = tgz(f, sizes | {f"package/{name}": 4 * n for name, n in labels.items()}, path.name)
+        found = read_tgz(f, sizes | {f"package/{name}": 4 * n for name, n in labels.items()}, path.name)
     listed = b",".join(found[name].strip(b"[]\n") for name in labels).split(b",")
     try:
         y = np.array([int(label) for label in listed], np.uint8).reshape(6, 10_000, 1)
@@ -79,7 +79,7 @@ def read_picture(png: bytes, where: object) -> NDArray[np.uint8]:
     except Image.DecompressionBombError:
         raise DataError(f"{where}: not a picture of 1024 x 10000") from None
     except (OSError, SyntaxError, *BROKEN) as error:
-        raise DataError(f"{where}: cannot be decoded ({why(error)})") from None
+        raise DataError(f"{where}: cannot be decoded ({quote_error(error)})") from None
 
 
 SOURCES["cifar10"] = Source(

@@ -100,12 +100,12 @@ def read_files(name: str, data_dir: str = "", packages: bool = False) -> tuple[P
     source = SOURCES[name]
     for place, take in _places(source, packages):
         try:
-            with _meter(f"{name}: {place}") as meter:
+            with _show_progress(f"{name}: {place}") as meter:
                 contents = check_files(source.files, take(meter), place)
         except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
             tried.append(f"{place}: {str(error).strip('<>').removeprefix(f'{place}: ')}")
         else:
-            return _keep(name, contents), contents
+            return _store(name, contents), contents
     files = [source.archive.name] if source.archive else [f"{file.name}.gz" for file in source.files]
     managers = ", ".join(package.command[0] for package in source.packages)
     also = f"`fedveca data get {name}` also tries {managers}.\n" if managers and not packages else ""
@@ -128,9 +128,9 @@ def find_files(name: str, data_dir: str = "", tried: list[str] | None = None) ->
     folders = [root / folder for folder in source.folders] if root else []
     for folder in folders:
         if any(_find(folder, file) for file in source.files):
-            return folder, _contents(name, folder)
+            return folder, _read_folder(name, folder)
     try:
-        return kept, _contents(name, kept)
+        return kept, _read_folder(name, kept)
     except DataError as error:
         tried.append(f"the cache: {error}")
     if archive := source.archive:
@@ -140,7 +140,7 @@ def find_files(name: str, data_dir: str = "", tried: list[str] | None = None) ->
                     contents = check_files(source.files, archive.unpack(f, path), path)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            return _keep(name, contents), contents
+            return _store(name, contents), contents
         if any((folder / pickle).exists() for folder in folders for pickle in source.pickles):
             tried.append(f"the folder {root}: pickles are not read, as they can run code; take {archive.name}")
     if root:
@@ -163,7 +163,7 @@ def read_content(path: Path, limit: int) -> bytes:
     """What is in a plain or gzipped file, at most `limit` bytes of it."""
     try:
         with path.open("rb") as f:
-            return archives.gunzip(f, limit, path) if path.suffix == ".gz" else archives.bounded(f, limit, path)
+            return archives.read_gzip(f, limit, path) if path.suffix == ".gz" else archives.read_bounded(f, limit, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
 
@@ -192,7 +192,7 @@ def _find(folder: Path, file: File) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _contents(name: str, folder: Path) -> Contents:
+def _read_folder(name: str, folder: Path) -> Contents:
     """All files of `name` in a folder, checked."""
     found: Contents = {}
     for file in SOURCES[name].files:
@@ -202,7 +202,7 @@ def _contents(name: str, folder: Path) -> Contents:
     return found
 
 
-def _keep(name: str, contents: Contents) -> Path:
+def _store(name: str, contents: Contents) -> Path:
     """The cache's folder of `name`, with these files in it: each whole under its name, or not there."""
     folder = cache() / name
     try:
@@ -244,7 +244,7 @@ def _read_mirror(source: Source, url: str, meter: Meter) -> Contents:
     found = {}
     for file in source.files:
         packed = _download(f"{url}{file.name}.gz", file.size + 1024, meter)
-        found[file.name] = archives.gunzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
+        found[file.name] = archives.read_gzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
     return found
 
 
@@ -310,7 +310,7 @@ def _read_package(package: Package, meter: Meter) -> Contents:
 
 
 @contextlib.contextmanager
-def _meter(what: str) -> Iterator[Meter]:
+def _show_progress(what: str) -> Iterator[Meter]:
     """Logs what is under way, with a bar where standard error is a terminal and such notes are wanted."""
     log.info("%s", what)
     if not sys.stderr.isatty() or not log.isEnabledFor(logging.INFO):

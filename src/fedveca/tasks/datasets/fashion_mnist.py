@@ -6,7 +6,7 @@ import io
 import subprocess
 from pathlib import Path
 
-from fedveca.tasks.datasets.archives import gunzip, members
+from fedveca.tasks.datasets.archives import read_gzip, read_members
 from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
 from fedveca.tasks.datasets.download import SOURCES, Contents, Package, Source, published
 from fedveca.tasks.datasets.idx import SIZES
@@ -24,8 +24,8 @@ def unpack_deb(path: Path) -> Contents:
     names = {name: f"./usr/share/datasets/fashion-mnist/{name}.gz" for name in SIZES}
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(path)], stdout=subprocess.PIPE) as dpkg:
         assert dpkg.stdout
-        found = members(dpkg.stdout, {names[name]: size for name, size in SIZES.items()}, path.name)
-    return {n: gunzip(io.BytesIO(found[names[n]]), SIZES[n], names[n]) for n in names}
+        found = read_members(dpkg.stdout, {names[name]: size for name, size in SIZES.items()}, path.name)
+    return {n: read_gzip(io.BytesIO(found[names[n]]), SIZES[n], names[n]) for n in names}
 
 
 SOURCES["fashion-mnist"] = Source(

