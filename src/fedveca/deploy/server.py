@@ -85,13 +85,13 @@ def _bound_nodes() -> dict[int, int] | None:
 
 def check_deployable(e: Experiment) -> None:
     """Raises ValueError for an experiment that real nodes cannot run."""
+    from fedveca.algorithms.registry import deployable_methods, is_pooled
     from fedveca.errors import printable
-    from fedveca.runs.experiment import METHODS
     from fedveca.tasks.custom import CUSTOM
 
-    if e.method == "centralised":
-        others = ", ".join(name for name in METHODS if name != e.method)
-        raise UserError(f"method=centralised has no clients; the methods that can be deployed are {others}")
+    if is_pooled(e.method):
+        others = ", ".join(deployable_methods())
+        raise UserError(f"method={e.method} has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))

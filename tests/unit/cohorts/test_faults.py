@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Scaffold
+from fedveca.algorithms.registry import methods
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.faults import ATTACKS, FAULT_FORMS, Faults, parse_faults
 from fedveca.runs.build import build
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
@@ -76,7 +77,7 @@ def test_what_bad_clients_send() -> None:
         assert float(numbers["beta"][i]) == (0.0 if kind == "lie" else 2.0)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "centralised"])
+@pytest.mark.parametrize("method", [m for m in methods() if m != "centralised"])
 def test_the_record_names_what_happened(method: str) -> None:
     lines = rounds_of(method=method, faults="drop:0.2,crash:0.1:2,late:0.2,nan:0.1,flip:0.2", participation=0.8)
     kinds = set()

@@ -26,6 +26,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Report
+from fedveca.algorithms.registry import methods
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.messages import make_reply, read_order
@@ -33,7 +34,7 @@ from fedveca.deploy.node_process import work
 from fedveca.deploy.server import make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
 from fedveca.runs.build import make_method as method_of
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.run import run
 
@@ -350,7 +351,7 @@ def joined_on(grid: Grid, said: list[str]) -> FlowerCohort:
     return made
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "centralised"])
+@pytest.mark.parametrize("method", [m for m in methods() if m != "centralised"])
 def test_right_answers_are_all_taken(method: str, tmp_path: Path) -> None:
     """And give what the simulator gives."""
     e = replace(E, method=method)
