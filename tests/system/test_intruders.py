@@ -149,7 +149,7 @@ def ask_as_stranger(
 ) -> dict[str, dict[str, Any]]:
     """What another user gets: from these paths, from every socket below the folder, from every secret."""
     sockets = [str(p) for p in folder.rglob("*") if p.is_socket()]
-    secrets = [str(p) for p in folder.rglob("*") if p.name in ("key", "server.key", "state.db", "worker.json")]
+    secrets = [str(p) for p in folder.rglob("*") if p.name in ("key", "server.key", "state.db", "node_process.json")]
     assert sockets
     assert secrets
     request = json.dumps({"address": address, "paths": paths, "sockets": sockets, "files": secrets})

@@ -6,7 +6,6 @@ The nodes are in this process: their messages are Flower's own, written to bytes
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -22,13 +21,13 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
-from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Report
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.messages import order_of, reply
+from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import work
 from fedveca.deploy.server import make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
@@ -74,11 +73,9 @@ class Grid:
     def _answer(self, message: Message) -> Message:
         client = message.metadata.dst_node_id - 100
         words, vectors = order_of(message)
-        request = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
-        content = work(save(vectors, {"request": json.dumps(request)}), self.folder)
-        size = int.from_bytes(content[:8], "little")
-        said = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["answer"])
-        right = reply(message, said["said"], said["numbers"], load(content))
+        request: Any = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
+        answer, arrays = decode_answer(work(encode(request, vectors), self.folder))
+        right = reply(message, answer["fields"], answer["numbers"], arrays)
         change = self.changes.get((client, words.get("round", -1)))
         if change is None:
             return right
