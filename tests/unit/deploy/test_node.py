@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ from fedveca.deploy import private_api
 from fedveca.deploy.exchange import Answer, NodeOrder, decode_answer, encode
 from fedveca.deploy.node import connect
 from fedveca.deploy.node_process import NodeMemoryFiles, load_node_rows, make_node_cohort, work
-from fedveca.deploy.server import load_test_data
+from fedveca.deploy.server import RoundLog, load_test_data
 from fedveca.deploy.templates import parse_host
-from fedveca.runs.build import build
+from fedveca.runs.build import Built, build
 from fedveca.runs.experiment import Experiment
+from fedveca.tasks.custom import from_arrays
 
 
 def test_a_message_loads_no_pytorch() -> None:
     code = "import sys, fedveca.cohorts.flower.messages, fedveca.deploy.pin, fedveca.deploy.fork_server\n"
+    code += "import fedveca.deploy.private_api, fedveca.deploy.processes\n"
     code += "from fedveca import answer, serve\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -336,3 +338,98 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
             assert answer["numbers"]["loss"] == pytest.approx(float(simulated[k].each["loss"][0]), abs=1e-6)
     answer, _ = ask(e, 1, tmp_path, sent, round=2, known=7, **words)
     assert "lost what it remembered of round 8" in answer["error"]
+
+
+NUMBERS = np.random.default_rng(0)
+FACTORY = (
+    "from torch import nn\n\n\ndef make(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))\n"
+)
+
+
+def same_answer(e: Experiment, parts: Built, folder: Path, classes: int) -> None:
+    """Client 1 sends what the simulator's client 1 computes: every vector and every number."""
+    order = parts.algorithm.order(parts.state)
+    _, report = parts.cohort(2, order, torch.tensor([1]), torch.tensor([3]))
+    make_node_cohort.cache_clear()
+    words = {"round": 2, "known": -1, "token": 9, "tau": 3, "wire": "float32"}
+    answer, vectors = ask(e, 1, folder, {"w": order.w, **order.aux}, classes, **words)
+    assert "error" not in answer, answer
+    numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
+    assert {"loss", "after"} < numbers.keys()
+    assert answer["numbers"] == pytest.approx(numbers, rel=1e-4)
+    assert vectors.keys() == report.mean.keys()
+    for name, v in report.mean.items():
+        assert torch.allclose(vectors[name], v, rtol=0, atol=1e-6), name
+
+
+def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squared error of whole labels, with a factory that gives one score per row; without `metric` it is rejected."""
+    (tmp_path / "one_score.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    e = Experiment(model="one_score:make", clients=3, batch=8, probe=20, keep="rollback", lr=0.001)
+    e = replace(e, loss="squared_error", metric="absolute_error")
+    same_answer(e, build(e), tmp_path, classes=10)
+    answer, _ = ask(replace(e, metric="auto"), 1, tmp_path, {})
+    assert "metric=accuracy needs" in answer["error"]
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 2)])
+def test_a_node_predicts_numbers_as_the_simulators_client(
+    shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = NUMBERS.normal(size=(40, 5)).astype(np.float32), NUMBERS.normal(size=shape)
+    e = Experiment(model="mlp", hidden=7, seed=3, clients=2, batch=8, probe=10, keep="rollback", lr=0.01)
+    parts = build(e, data=from_arrays(x, y, test=(x[:4], y[:4])), partition=[list(range(25)), list(range(25, 40))])
+    np.savez(tmp_path / "own.npz", x=x[25:], y=y[25:])
+    monkeypatch.setenv("FEDVECA_NODE_DATA", str(tmp_path / "own.npz"))
+    same_answer(e, parts, tmp_path, classes=0)
+    answer, _ = ask(replace(e, model="svm"), 1, tmp_path, {}, classes=0)
+    assert "model=svm has its own loss" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("y", "wrong"),
+    [
+        ([0.0, 1.0, 2.0], ""),
+        ([0.0, 0.5, 2.0], "client 1 has labels from 0.0 to 2.0; allowed: 0 to 2, whole"),
+        ([0, 1, 3], "client 1 has labels from 0 to 3; allowed: 0 to 2, whole"),
+        ([-1, 1, 2], "client 1 has labels from -1 to 2; allowed: 0 to 2, whole"),
+    ],
+)
+def test_labels_are_checked_where_there_are_classes(
+    y: list[float], wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "own.npz", x=np.ones((3, 64), np.float32), y=np.array(y))
+    monkeypatch.setenv("FEDVECA_NODE_DATA", str(tmp_path / "own.npz"))
+    make_node_cohort.cache_clear()
+    answer, _ = ask(Experiment(model="mlp"), 1, tmp_path, {}, classes=3)
+    assert answer.get("error", "") == wrong
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "classes"),
+    [
+        ([0, 1, 2], "auto", 3),
+        ([0.0, 1.0, 2.0], "auto", 3),
+        ([0.0, 1.0, 2.0], "squared_error", 0),
+        ([0.0, 1.5, 2.0], "auto", 0),
+    ],
+)
+def test_targets_of_the_server_are_labels_or_numbers(
+    y: list[float], loss: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "test.npz", x=np.ones((3, 5), np.float32), y=np.array(y))
+    monkeypatch.setenv("FEDVECA_TEST_DATA", str(tmp_path / "test.npz"))
+    data = load_test_data(Experiment(model="mlp", loss=loss))
+    assert (data.classes, data.y_test.dtype) == (classes, torch.int64 if classes else torch.float32)
+
+
+def test_the_servers_line_has_the_runs_metric_and_faults(tmp_path: Path) -> None:
+    log = RoundLog()
+    log.start(Experiment(rounds=7), tmp_path)
+    record = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_accuracy": 0.8765}
+    assert log.format_round(record) == "round 3/7  accuracy 87.65 %  1.3 s"
+    other = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_absolute_error": 2.0 / 3}
+    faults = {"faults": [{"client": 1, "what": "timed out after 5 s"}]}
+    assert log.format_round(other | faults) == "round 3/7  absolute_error 0.6667  1.3 s  client 1 timed out after 5 s"
+    assert log.format_round({"round": 0, "seconds": 0.0, "test_accuracy": None}) == "round 1/7  0.0 s"

@@ -29,12 +29,13 @@ from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.messages import order_of, reply
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import work
-from fedveca.deploy.server import make_cohort
+from fedveca.deploy.server import load_test_data, make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
 from fedveca.runs.build import make_method as method_of
 from fedveca.runs.experiment import METHODS, Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.run import run
+from fedveca.tasks.custom import from_arrays
 
 E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeout=5.0)
 P = 64
@@ -411,3 +412,20 @@ def test_private_clients_are_never_named() -> None:
     built = build(e)
     ids = torch.arange(5)
     assert built.cohort(0, built.algorithm.order(built.state), ids, built.state.tau)[1].norms is None
+
+
+def test_a_regression_over_nodes_equals_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's and the node's rows are files of numbers: loss and metric are those of numbers on both sides."""
+    draw = np.random.default_rng(1)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), draw.normal(size=60)
+    for name, at in (("NODE", slice(0, 50)), ("TEST", slice(50, 60))):
+        np.savez(tmp_path / f"{name}.npz", x=x[at], y=y[at])
+        monkeypatch.setenv(f"FEDVECA_{name}_DATA", str(tmp_path / f"{name}.npz"))
+    e = Experiment(model="mlp", hidden=5, clients=1, rounds=3, batch=8, lr=0.05, tau_0=2)
+    data = load_test_data(e)
+    done = run(e, data=data, cohort=make_cohort(Grid(e, tmp_path, {}, 1), e, data, say=lambda text: None))
+    rows = from_arrays(x[:50], y[:50], test=(x[50:], y[50:]))
+    expected = run(e, data=rows, partition=[list(range(50))], device="cpu")
+    assert [r["tau"] for r in done.rounds] == [r["tau"] for r in expected.rounds]
+    for name in ("train_loss", "test_loss", "test_absolute_error"):
+        assert [r[name] for r in done.rounds] == pytest.approx([r[name] for r in expected.rounds], rel=1e-5), name
