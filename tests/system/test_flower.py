@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -339,14 +340,7 @@ def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
     same(out, expected.model, 1e-6)
 
 
-def _left(out: Path) -> list[str]:
-    """Processes that speak of this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if str(out) in words and path.parent.name != str(os.getpid()):
-            found.append(words)
-    return found
+def _left(out: Path) -> list[list[str]]:
+    """The commands of processes that name this folder."""
+    commands = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
+    return [words for words in commands if str(out) in " ".join(words)]

@@ -42,6 +42,9 @@ def add(command: Command) -> None:
 
 
 def _local(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
     from fedveca.deploy.local import run_locally
     from fedveca.deploy.superlink import FederationFailed
     from fedveca.runs.experiment import parse_settings
@@ -71,7 +74,7 @@ def _local(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    from fedveca.deploy.local import require_flower
+    from fedveca.deploy.provision import require_flower
     from fedveca.deploy.templates import write_deployment
 
     require_flower()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,6 @@ def run_locally(
         FederationFailed: if a part of the federation ends early.
         Stopped: at Ctrl-C; the text says how to resume.
     """
-    require_flower()
     check_deployable(e)
     if not resume:
         require_new(out)
@@ -69,12 +67,6 @@ def run_locally(
             f"interrupted; all rounds up to the last checkpoint are saved; to resume: {how_to_resume(out, LOCAL)}"
         ) from error
     return Run.open(out)
-
-
-def require_flower() -> None:
-    """Raises UserError where Flower is not installed."""
-    if find_spec("flwr") is None:
-        raise UserError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
 
 
 def follow(federation: Federation, out: Path, clients: int, watch: Watcher | None = None) -> None:

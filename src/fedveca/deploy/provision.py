@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import write_atomic
 
@@ -53,6 +55,12 @@ clientapp = "app:client"
 out = ""
 resume = ""
 """
+
+
+def require_flower() -> None:
+    """Raises UserError where the packages of the extra `flower` are not installed."""
+    if find_spec("flwr") is None or find_spec("psutil") is None:
+        raise UserError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
 
 
 def write_app(folder: Path, e: Experiment) -> None:

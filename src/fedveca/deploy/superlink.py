@@ -71,25 +71,10 @@ class SuperLink:
             '[superlink.simulation]\naddress = ":local:"\n'
         )
         host, port = private_api.ADDRESS.split(":")
-        self._start(
-            "superlink",
-            [
-                "flower-superlink",
-                "--host",
-                host,
-                "--port",
-                port,
-                "--ssl-ca-certfile",
-                str(tls / "ca.pem"),
-                "--ssl-certfile",
-                str(tls / "server.pem"),
-                "--ssl-keyfile",
-                str(tls / "server.key"),
-                "--enable-supernode-auth",
-                "--disable-runtime-dependency-installation",
-                *(["--database", self.database] if self.database else []),
-            ],
-        )
+        command = ["flower-superlink", "--host", host, "--port", port, "--ssl-ca-certfile", str(tls / "ca.pem")]
+        command += ["--ssl-certfile", str(tls / "server.pem"), "--ssl-keyfile", str(tls / "server.key")]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        self._start("superlink", command + (["--database", self.database] if self.database else []))
         self._wait(lambda: private_api.is_listening(self.folder), "superlink", "the SuperLink did not start")
         self.register()
         keys = self.folder / "keys"
@@ -101,22 +86,17 @@ class SuperLink:
     def register(self) -> None:
         """Registers every key in `keys/` with the SuperLink, and writes down which node is which client."""
         from cryptography.hazmat.primitives import serialization
-        from flwr.proto.control_pb2 import (
-            ListNodesRequest,
-            ListNodesResponse,
-            RegisterNodeRequest,
-            RegisterNodeResponse,
-        )
+        from flwr.proto import control_pb2 as control
 
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        known = self._control("list-nodes", ListNodesRequest(), ListNodesResponse())
+        known = self._control("list-nodes", control.ListNodesRequest(), control.ListNodesResponse())
         nodes = {node.public_key: int(node.node_id) for node in known.nodes_info if node.status != "unregistered"}
         clients = {}
         for path in sorted((self.folder / "keys").glob("*.pub")):
             key = serialization.load_ssh_public_key(path.read_bytes()).public_bytes(*form)
             if key not in nodes:
-                request = RegisterNodeRequest(public_key=key)
-                nodes[key] = int(self._control("register-node", request, RegisterNodeResponse()).node_id)
+                request = control.RegisterNodeRequest(public_key=key)
+                nodes[key] = int(self._control("register-node", request, control.RegisterNodeResponse()).node_id)
             if name := re.fullmatch(r"node-([0-9]+)\.pub", path.name):
                 clients[int(name[1])] = nodes[key]
         write_atomic(self.folder / "nodes.json", json.dumps(clients).encode())

@@ -40,18 +40,8 @@ def prepare_node(
     if flags is None:
         flags = ["--root-certificates", str(folder / "ca.pem"), "--auth-supernode-private-key", str(folder / "key")]
     host, port = private_api.ADDRESS.split(":")
-    command = [
-        str(programs / "flower-supernode"),
-        *flags,
-        "--superlink",
-        superlink,
-        "--host",
-        host,
-        "--port",
-        port,
-        "--node-config",
-        f"partition-id={client} num-partitions={clients}",
-    ]
+    command = [str(programs / "flower-supernode"), *flags, "--superlink", superlink, "--host", host, "--port", port]
+    command += ["--node-config", f"partition-id={client} num-partitions={clients}"]
     return command, FLOWER_ENVIRONMENT | {
         "FLWR_HOME": str(folder / "flower"),
         "FEDVECA_NODE_DIR": str(folder),

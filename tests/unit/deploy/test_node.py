@@ -18,6 +18,7 @@ import torch
 
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
+from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, wide
 from fedveca.deploy import private_api
@@ -26,7 +27,7 @@ from fedveca.deploy.node import connect
 from fedveca.deploy.node_process import NodeMemoryFiles, load_node_rows, make_node_cohort, work
 from fedveca.deploy.server import RoundLog, load_test_data
 from fedveca.deploy.templates import parse_host
-from fedveca.runs.build import Built, build
+from fedveca.runs.build import Built, build, cohort_options
 from fedveca.runs.experiment import Experiment
 from fedveca.tasks.custom import from_arrays
 
@@ -341,9 +342,7 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
 
 
 NUMBERS = np.random.default_rng(0)
-FACTORY = (
-    "from torch import nn\n\n\ndef make(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))\n"
-)
+FACTORY = "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))\n"
 
 
 def same_answer(e: Experiment, parts: Built, folder: Path, classes: int) -> None:
@@ -371,6 +370,16 @@ def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkey
     same_answer(e, build(e), tmp_path, classes=10)
     answer, _ = ask(replace(e, metric="auto"), 1, tmp_path, {})
     assert "metric=accuracy needs" in answer["error"]
+
+
+def test_options_of_a_cohort_are_the_settings() -> None:
+    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last")
+    expected = {"batch": 3, "seed": 5, "probe": 7, "loss": False, "after": False, "memory_bytes": 11 * 2**20}
+    assert cohort_options(e) == expected | {"aggregate": Mean}
+    for keep, after in (("best", False), ("rollback", True)):
+        options = cohort_options(replace(e, keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3))
+        assert (options["loss"], options["after"]) == (True, after)
+        assert getattr(options["aggregate"], "args") == (2.5, 0.3)  # noqa: B009
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 2)])

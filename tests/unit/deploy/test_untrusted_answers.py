@@ -423,9 +423,12 @@ def test_a_regression_over_nodes_equals_the_simulator(tmp_path: Path, monkeypatc
         monkeypatch.setenv(f"FEDVECA_{name}_DATA", str(tmp_path / f"{name}.npz"))
     e = Experiment(model="mlp", hidden=5, clients=1, rounds=3, batch=8, lr=0.05, tau_0=2)
     data = load_test_data(e)
-    done = run(e, data=data, cohort=make_cohort(Grid(e, tmp_path, {}, 1), e, data, say=lambda text: None))
+    nodes = make_cohort(Grid(e, tmp_path, {}, 1), e, data, say=lambda text: None)
+    done = run(e, data=data, cohort=nodes)
     rows = from_arrays(x[:50], y[:50], test=(x[50:], y[50:]))
     expected = run(e, data=rows, partition=[list(range(50))], device="cpu")
     assert [r["tau"] for r in done.rounds] == [r["tau"] for r in expected.rounds]
     for name in ("train_loss", "test_loss", "test_absolute_error"):
         assert [r[name] for r in done.rounds] == pytest.approx([r[name] for r in expected.rounds], rel=1e-5), name
+    with pytest.raises(ValueError, match="model=svm has its own loss"):
+        build(replace(e, model="svm"), data=data, cohort=nodes)
