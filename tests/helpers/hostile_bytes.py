@@ -31,7 +31,7 @@ from safetensors.torch import load
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.messages import check_number, check_settings, check_vector, read_answer
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.node_process import own_rows, work
+from fedveca.deploy.node_process import load_node_rows, work
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import ROWS, identify_run, load_checkpoint, save_checkpoint, seal
 from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, preset
@@ -367,9 +367,9 @@ def read_request(case: bytes, folder: Path) -> None:
     raise ValueError(said[8 : 8 + int.from_bytes(said[:8], "little")].decode()[:200])
 
 
-def read_own_rows(case: bytes, folder: Path) -> None:
+def read_node_rows(case: bytes, folder: Path) -> None:
     (folder / "own.npz").write_bytes(case)
-    x, y = own_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
+    x, y = load_node_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
     assert len(x) == len(y)
 
 
@@ -410,7 +410,7 @@ ROW = bytes([3]) + bytes(cifar10.ROW - 1)
 REQUEST = save(
     {"w": np.zeros(64, np.float32)},
     {
-        "request": json.dumps(
+        "content": json.dumps(
             {
                 "settings": {"model": "svm", "clients": 3, "batch": 8},
                 "client": 1,
@@ -443,7 +443,7 @@ READERS = {
     "packages (npm)": Reader(archives, read_npm),
     "npz of a node's own": Reader(
         lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
-        read_own_rows,
+        read_node_rows,
     ),
     "answers (Flower)": Reader(answers, read_answer),
     "requests to a node": Reader(lambda: hurt(REQUEST), read_request),
