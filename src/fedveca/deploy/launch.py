@@ -39,7 +39,7 @@ class Federation(SuperLink):
         self.lock = ExitStack()
 
     def __enter__(self) -> Federation:
-        self.lock.enter_context(lock_folder(self.folder, made=True))
+        self.lock.enter_context(lock_folder(self.folder, make=True))
         try:
             self._kill_leftovers(0)  # of a former federation that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])

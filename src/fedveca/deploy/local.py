@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.processes import is_alive
@@ -19,10 +18,10 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import LineTail, leads_out
 from fedveca.runs.folder import Run, line_bytes, require_new
 from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
-from fedveca.runs.schema import parse_object, validate_records
+from fedveca.runs.schema import Round, parse_object, validate_round
 
 SERVER_START_SECONDS = 300.0
-Watcher = Callable[[dict[str, Any]], None]
+Watcher = Callable[[Round], None]
 
 
 def run_locally(
@@ -79,8 +78,7 @@ def follow(federation: Federation, out: Path, clients: int, watch: Watcher | Non
         shown = min(shown, tail.count)  # a resumed run goes back to its checkpoint
         for k, line in enumerate(lines, tail.count - len(lines)):
             record = parse_object(line, f"line {k + 1} of rounds.jsonl")
-            validate_records([record], {}, k)
-            if watch and k >= shown:
+            if validate_round(record, k) and watch and k >= shown:
                 watch(record)
         shown = tail.count
         if status is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import write_atomic
 
 _APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
 

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from fedveca.errors import UserError
+from fedveca.runs.files import write_atomic
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -57,47 +58,25 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         RuntimeError: if too few clients answer, again and again; the run can be resumed.
     """
     with _report_status():
-        from fedveca.deploy.node_process import read_experiment
+        from fedveca.deploy.log_observer import LogObserver
+        from fedveca.deploy.node_process import make_experiment
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
 
         config = dict(context.run_config)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
-        e = Run.open(former).experiment if former else read_experiment(config)
+        e = Run.open(former).experiment if former else make_experiment(config)
         if former:
             e = dataclasses.replace(e, rounds=max(int(config.get("rounds", 0)), e.rounds))
         test = data or load_test_data(e)
         cohort = make_cohort(grid, e, test)
-        log = RoundLog()
-        log.start(e, Path(former or out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower"))
+        observers = [LogObserver()]
         if former:
-            return resume(former, rounds=e.rounds, watch=log.round, data=test, cohort=cohort)
+            return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
+        out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower"
         by = LOCAL if STATE in os.environ else FLOWER
-        return run(e, log.folder, watch=log.round, data=test, cohort=cohort, started_by=by)
-
-
-class RoundLog:
-    """Prints one line per round, for `flwr log`."""
-
-    def start(self, experiment: Experiment, folder: Path) -> None:
-        self.rounds, self.folder = experiment.rounds, folder
-
-    def round(self, record: dict[str, Any]) -> None:
-        print(self.format_round(record), flush=True)
-
-    def end(self, run: Run) -> None:
-        pass
-
-    def format_round(self, record: dict[str, Any]) -> str:
-        test = ""
-        for name, value in record.items():
-            if name == "test_accuracy" and value is not None:
-                test = f"  accuracy {100 * value:.2f} %"
-            elif name.startswith("test_") and name != "test_loss" and value is not None:
-                test = f"  {name.removeprefix('test_')} {value:.4g}"
-        faults = "".join(f"  client {fault['client']} {fault['what']}" for fault in record.get("faults", []))
-        return f"round {record['round'] + 1}/{self.rounds}{test}  {record['seconds']:.1f} s{faults}"
+        return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
 def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
@@ -112,11 +91,11 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
         make_method(e),
         e.clients,
         {"classes": data.classes, "pixels": data.pixels},
-        loss=options["loss"],
-        after=options["after"],
+        want_loss=options["want_loss"],
+        want_loss_after=options["want_loss_after"],
         wire=e.wire,
         timeout=e.round_timeout,
-        least=e.min_clients,
+        min_clients=e.min_clients,
         aggregate=options["aggregate"],
         say=say,
         nodes=_read_nodes(),
@@ -131,13 +110,13 @@ def _read_nodes() -> dict[int, int] | None:
 
 def check_deployable(e: Experiment) -> None:
     """Raises UserError for an experiment that real nodes cannot run."""
+    from fedveca.algorithms.registry import deployable_methods, is_pooled
     from fedveca.errors import printable
-    from fedveca.runs.experiment import METHODS
     from fedveca.tasks.custom import CUSTOM
 
-    if e.method == "centralised":
-        others = ", ".join(name for name in METHODS if name != e.method)
-        raise UserError(f"method=centralised has no clients; the methods that can be deployed are {others}")
+    if is_pooled(e.method):
+        others = ", ".join(deployable_methods())
+        raise UserError(f"method={e.method} has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))
@@ -195,6 +174,4 @@ def _report_status() -> Iterator[None]:
 
 
 def _write_status(path: Path, status: ServerStatus) -> None:
-    from fedveca.runs.folder import write_atomic
-
     write_atomic(path, json.dumps(status).encode())

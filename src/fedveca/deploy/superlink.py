@@ -24,7 +24,7 @@ from typing import Any
 from fedveca.deploy import private_api
 from fedveca.deploy.processes import end_with_parent
 from fedveca.deploy.server import NODES
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import write_atomic
 
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -197,7 +197,7 @@ def search_path(programs: Path) -> str:
     return os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.superlink")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", required=True)
@@ -222,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

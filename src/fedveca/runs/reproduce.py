@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.algorithms.registry import paper_methods
 from fedveca.errors import UserError, quoted, suggest
-from fedveca.runs.compare import Started, compare
-from fedveca.runs.experiment import TABLE_I, Experiment, preset
+from fedveca.runs.compare import compare
+from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
 
 TASKS = ("svm-mnist", "cnn-mnist", "cnn-cifar10")
 FULL = tuple(f"{task}-case3" for task in TASKS)
@@ -30,7 +31,7 @@ class Study(NamedTuple):
 
 
 def _full(name: str) -> Study:
-    return Study(name, name, {}, TABLE_I)
+    return Study(name, name, {}, paper_methods())
 
 
 STUDIES: dict[str, tuple[Study, ...]] = {
@@ -78,8 +79,7 @@ def reproduce(
     device: str = "auto",
     workers: int = 1,
     data_dir: str = "",
-    started: Started | None = None,
-    ended: Callable[[Study, Run], None] | None = None,
+    observers: Iterable[Observer] = (),
 ) -> dict[str, list[Run]]:
     """The runs behind `what`, by study; those already in `out` are not repeated."""
     wanted = {study.name: study for of in studies(what, tasks).values() for study in of}
@@ -92,9 +92,7 @@ def reproduce(
             methods=study.methods,
             device=device,
             workers=workers,
-            started=started,
-            ended=partial(ended, study) if ended else None,
-            say=None,
+            observers=observers,
         )
     return runs
 

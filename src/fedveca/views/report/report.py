@@ -14,8 +14,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError, printable
-from fedveca.runs.folder import Run, write_atomic
+from fedveca.runs.files import write_atomic
+from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.version import __version__
 from fedveca.views.report import html as report_page
@@ -172,7 +174,7 @@ def _fill(found: Sequence[list[Curve]], drawn: Sequence[dict[str, Any]]) -> None
             if size <= room:
                 room -= size
                 section["runs"].append(seen | {"partition": _partition(section, run, label)})
-        elif curve.method != "centralised":
+        elif not is_pooled(curve.method):
             _partition(section, run, label)
 
 
