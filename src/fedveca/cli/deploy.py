@@ -65,7 +65,7 @@ def _local(args: argparse.Namespace) -> int:
         out = out_of(args.out, f"{name}-{experiment.method}-flower")
     with Screen(args.quiet) as screen:
         try:
-            done = run_locally(experiment, out, watch=screen.round, say=screen.note, resume=bool(args.resume))
+            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume))
         except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1

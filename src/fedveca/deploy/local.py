@@ -18,10 +18,11 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import LineTail, leads_out
 from fedveca.runs.folder import Run, line_bytes, require_new
 from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
-from fedveca.runs.schema import Round, parse_object, validate_round
+from fedveca.runs.observers import Observer, copy_record, observe
+from fedveca.runs.schema import parse_object, validate_round
 
 SERVER_START_SECONDS = 300.0
-Watcher = Callable[[Round], None]
+_log = logging.getLogger(__name__)
 
 
 def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (), resume: bool = False) -> Run:
@@ -77,8 +78,9 @@ def _follow(federation: Federation, out: Path, clients: int, observers: tuple[Ob
         shown = min(shown, tail.count)  # a resumed run goes back to its checkpoint
         for k, line in enumerate(lines, tail.count - len(lines)):
             record = parse_object(line, f"line {k + 1} of rounds.jsonl")
-            if validate_round(record, k) and watch and k >= shown:
-                watch(record)
+            if validate_round(record, k) and k >= shown:
+                for observer in observers:
+                    observer.round(copy_record(record))
         shown = tail.count
         if status is None:
             if time.monotonic() > until:

@@ -81,7 +81,6 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
 
 def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
     """The federation's clients as a cohort; returns when all of them are connected."""
-    from fedveca.cohorts.aggregate import Mean
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.build import cohort_options, make_method
 
