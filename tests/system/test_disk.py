@@ -70,7 +70,8 @@ def test_a_full_disk(disk: Path, tmp_path: Path, capsys: Capture) -> None:
     left = Run.open(folder)
     assert 0 < len(left.rounds) < 60
     assert left.summary == {}
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]  # its drafts give back their room
+    hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert hidden == [".lock"]  # its drafts give back their room
     assert main(["run", "--resume", str(folder)]) in (1, 2)  # still full
     capsys.readouterr()
     mount("size=1m", disk)
@@ -106,7 +107,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, capsys: Captu
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     """The system's own limit on the size of files stands in for a full disk where none can be mounted."""
-    e = Experiment(**SMALL)
+    e = Experiment(**(SMALL | {"rounds": 24}))
     run(e, tmp_path / "whole", device="cpu")
     size = (tmp_path / "whole" / "rounds.jsonl").stat().st_size
     with (
@@ -117,7 +118,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     ):
         run(e, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == size // 2  # in the middle of a line
-    assert 0 < len(Run.open(tmp_path / "run").rounds) < 8
+    assert 0 < len(Run.open(tmp_path / "run").rounds) < 24
     resume(tmp_path / "run", device="cpu")
     same(tmp_path / "whole", tmp_path / "run")
 
