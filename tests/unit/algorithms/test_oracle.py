@@ -53,7 +53,16 @@ def test_fedveca_is_the_papers_algorithm(name: str, rollback: bool, lanes: int) 
     expected = server([client(i) for i in range(5)], problem.init(), eta, ALPHA, 10, 50, K, rollback)
     algorithm = FedVeca(eta, ALPHA, 50)
     cohort = LocalCohort(
-        algorithm, problem, data.x, data.y, shares, batch=BATCH, seed=SEED, probe=0, after=rollback, lanes=lanes
+        algorithm,
+        problem,
+        data.x,
+        data.y,
+        shares,
+        batch=BATCH,
+        seed=SEED,
+        probe=0,
+        want_loss_after=rollback,
+        lanes=lanes,
     )
     state = algorithm.init(problem.init(), torch.full((5,), 10))
     rule = Rollback() if rollback else None

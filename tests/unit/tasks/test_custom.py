@@ -412,7 +412,7 @@ NONSENSE = [
     ({"data": F, "loss": 3}, r"loss is int; it is a function of \(scores, y\)"),
     ({"data": F, "metric": lambda s, y: s.sum()}, "metric is called '<lambda>'"),
     ({"data": F, "metric": near, "model": nn.Linear(4, 1), "loss": lambda s, y: 1 / 0}, "loss .* cannot take"),
-    ({"data": D, "model": net(1), "loss": huber}, "metric=accuracy needs .* give a metric of your own"),
+    ({"data": D, "model": net(1), "loss": huber}, "metric=accuracy needs .* give a custom metric"),
     ({"data": D, "partition": "mine"}, "partition is str; it is a list"),
     ({"data": D, "partition": []}, "partition is list; it is a list that holds each client's rows"),
     ({"data": D, "partition": [[0], []]}, "partition leaves client 1 without a row"),
@@ -421,7 +421,7 @@ NONSENSE = [
     ({"data": D, "partition": [[0.5], [1]]}, "client 0 has torch.float64"),
     ({"data": D, "partition": broken}, "partition .custom:broken. fails: 'hospital'"),
     ({"data": D, "method": FedAvg}, r"method is the class FedAvg; give an object of it, FedAvg\(lr=...\)"),
-    ({"data": D, "method": object()}, "method is object, which lacks lr, needs_gradient, init"),
+    ({"data": D, "method": object()}, "method is object, which is not a subclass of fedveca.algorithms.Algorithm"),
 ]
 
 
@@ -439,7 +439,7 @@ def test_an_unknown_keyword_is_refused() -> None:
 
 @pytest.mark.parametrize("partition", ["case2", "case3", "dirichlet"])
 def test_rules_of_labels_refuse_numbers(partition: str) -> None:
-    with pytest.raises(ValueError, match=f"partition={partition} needs one label a row"):
+    with pytest.raises(ValueError, match=f"partition={partition} needs one label per row"):
         run(replace(E, partition=partition), data=F)
     with pytest.raises(ValueError, match="model=svm has its own loss"):
         run(replace(E, model="svm"), data=F)
