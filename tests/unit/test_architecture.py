@@ -98,13 +98,7 @@ def test_modules_are_named_by_text_in_two_places_only() -> None:
     assert found <= {"__init__", "plugins", *PROGRAMS}, found
 
 
-PROGRAMS = {
-    "deploy.node",
-    "deploy.superlink",
-    "deploy.private_api",
-    "deploy.launch",
-    "tasks.models",
-}  # start `python -m`
+PROGRAMS = {"deploy.node", "deploy.superlink", "deploy.private_api", "deploy.launch", "tasks.models"}  # start `python -m`
 
 
 def _is_module(text: str) -> bool:
