@@ -1,4 +1,4 @@
-"""Which checkpoints belong to a run: the settings by name, the data by their hash; those of version 0.1 are converted."""
+"""Which checkpoints belong to a run: settings by name, data by their hash; those of version 0.1 are converted."""
 
 from __future__ import annotations
 
