@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.algorithms.contract import LR
-from fedveca.algorithms.hyper import LARGEST, Range
+from fedveca.algorithms.hyper import LARGEST, OpenEnds, Range
 from fedveca.algorithms.registry import find_hyper, methods
 from fedveca.cohorts import faults as adversity
 from fedveca.cohorts.aggregate import AGGREGATION_RULES
@@ -44,7 +44,7 @@ def option(
     of: Callable[[], Iterable[str]] | Iterable[str] = (),
     low: float = -math.inf,
     high: float = math.inf,
-    open_ends: bool = False,
+    open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     custom: bool = False,
 ) -> Any:
@@ -73,7 +73,9 @@ class Experiment:
     metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
     partition: str = option("case3", "which client owns which rows", of=RULES, custom=True)
     clients: int = option(5, "number of clients N", low=1)
-    participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
+    participation: float = option(
+        1.0, "share of the clients drawn per round, at least one", low=0, high=1, open_ends="low"
+    )
     rounds: int = option(100, "communication rounds K", low=1)
     batch: int = option(100, "rows of a mini-batch B", low=1)
     lr: float = option(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)

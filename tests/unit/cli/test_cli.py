@@ -123,8 +123,8 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         ("--out former", "former already holds a run; name another folder"),
         pytest.param(
             "--device cuda",
-            "device=cuda: no CUDA device is at hand; use cpu or auto",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is at hand"),
+            "device=cuda: there is no CUDA device; use cpu or auto",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
         ),
     ],
 )

@@ -512,8 +512,13 @@ def test_a_run_of_objects_goes_on_with_the_same_ones(tmp_path: Path) -> None:
     assert all(torch.equal(v, whole.model[name]) for name, v in done.model.items())
     assert (tmp_path / "part/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
-    with pytest.raises(ValueError, match=r"data=custom:arrays is an object that was given from Python; give it again"):
+    names = r"method=custom:Lazy\(.*\), data=custom:arrays, model=custom:Sequential, loss=.*, metric=.*, partition=custom:list"
+    with pytest.raises(
+        ValueError, match=rf"custom objects \({names}\); resume it with: fedveca\.resume\('.*/part', \.\.\.\)"
+    ):
         resume(tmp_path / "part", rounds=7)
+    with pytest.raises(ValueError, match=r"data=custom:arrays is an object that was given from Python; give it again"):
+        resume(tmp_path / "part", rounds=7, method=Lazy(0.05))
     with pytest.raises(ValueError, match=r"method=custom:Lazy\(lr=0.05, part=0.5\) is an object"):
         resume(tmp_path / "part", rounds=7, **custom)
     others: list[dict[str, Any]] = [
