@@ -243,7 +243,7 @@ def within_half(scores: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 def test_every_run_shows_its_own_metric(browser: Any, root: Path, address: str) -> None:
-    page = Page(browser, f"{address}#run=metric-error-5", viewport={"width": 1200, "height": 1500})
+    page = Page(browser, address, viewport={"width": 1200, "height": 1500})
     view = page.page
     heading = view.locator("th[data-name=score] button")
     page.until(lambda: heading.inner_text() == "accuracy")  # all runs so far
@@ -275,6 +275,7 @@ def test_every_run_shows_its_own_metric(browser: Any, root: Path, address: str) 
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == 3
     # its curve, its log, and where the schema does not know it, its label
+    view.get_by_role("button", name="metric-error-5", exact=True).first.click()
     page.until(lambda: page.chart("test_absolute_error", "plot.data[0].y.length") == 5)
     assert view.locator("figure[data-name=test_absolute_error] figcaption").inner_text() == "Test absolute error"
     assert view.locator("figure[data-name=test_accuracy]").count() == 0

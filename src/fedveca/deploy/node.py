@@ -24,13 +24,13 @@ START_SECONDS = 300.0  # a small device takes its time to load PyTorch
 
 def answer(message: Any, context: Any) -> Any:
     """The reply to an order of `serve`: call it for `train` and for `query` messages."""
-    from fedveca.cohorts.flower.messages import order_of, reply
+    from fedveca.cohorts.flower.messages import make_reply, read_order
 
-    words, vectors = order_of(message)
+    words, vectors = read_order(message)
     client = int(context.node_config["partition-id"])
     request = {"settings": dict(context.run_config), "client": client, "order": words}
     said, numbers, out = _work(request, vectors)
-    return reply(message, said, numbers, out)
+    return make_reply(message, said, numbers, out)
 
 
 def _work(request: dict[str, Any], vectors: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.flower.wire import narrow, wide
+from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.node import alive
 from fedveca.deploy.pin import read_pin
@@ -63,7 +63,7 @@ def _answer(
     local = _local(e, client, order["classes"], order["pixels"])
     if "round" not in order:
         return {"client": client, "rows": int(local.sizes[client])}, {}, {}
-    named = {name: torch.from_numpy(wide(v, order["wire"])).to(local.device) for name, v in arrays.items()}
+    named = {name: torch.from_numpy(widen(v, order["wire"])).to(local.device) for name, v in arrays.items()}
     if len(named["w"]) != local.problem.size:
         raise UserError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
     given = Order(named.pop("w"), named)
@@ -74,9 +74,9 @@ def _answer(
     who, report = local(order["round"], given, here, torch.tensor([order["tau"]]))
     said = {"client": client, "round": order["round"], "tau": order["tau"]}
     if len(who) == 0:
-        return said | {"wild": True}, {}, {}
+        return said | {"diverged": True}, {}, {}
     if len(local.memory) and order["tau"]:
-        kept = local.memory.recall(here, local.memory.blank())
+        kept = local.memory.recall(here)
         store.after(order["round"], order["known"], {name: v[0] for name, v in kept.items()})
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
     vectors = {name: narrow(v.cpu().numpy(), order["wire"]) for name, v in report.mean.items()}
@@ -139,8 +139,8 @@ def _local(e: Experiment, client: int, classes: int, pixels: str) -> LocalCohort
         batch=e.batch,
         seed=e.seed,
         probe=e.probe,
-        loss=e.keep != "last",
-        after=e.keep == "rollback",
+        want_loss=e.keep != "last",
+        want_loss_after=e.keep == "rollback",
         pixels=pixels,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )

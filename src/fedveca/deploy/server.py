@@ -66,11 +66,11 @@ def make_cohort(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], No
         make_method(e),
         e.clients,
         {"classes": data.classes, "pixels": data.pixels},
-        loss=e.keep != "last",
-        after=e.keep == "rollback",
+        want_loss=e.keep != "last",
+        want_loss_after=e.keep == "rollback",
         wire=e.wire,
         timeout=e.round_timeout,
-        least=e.min_clients,
+        min_clients=e.min_clients,
         aggregate=aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
         say=say,
         nodes=_bound_nodes(),
@@ -85,13 +85,13 @@ def _bound_nodes() -> dict[int, int] | None:
 
 def check_deployable(e: Experiment) -> None:
     """Raises ValueError for an experiment that real nodes cannot run."""
+    from fedveca.algorithms.registry import deployable_methods, is_pooled
     from fedveca.errors import printable
-    from fedveca.runs.experiment import METHODS
     from fedveca.tasks.custom import CUSTOM
 
-    if e.method == "centralised":
-        others = ", ".join(name for name in METHODS if name != e.method)
-        raise UserError(f"method=centralised has no clients; the methods that can be deployed are {others}")
+    if is_pooled(e.method):
+        others = ", ".join(deployable_methods())
+        raise UserError(f"method={e.method} has no clients; the methods that can be deployed are {others}")
     for name in ("method", "data", "model", "loss", "metric", "partition"):
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))

@@ -6,7 +6,6 @@ No link, pipe or device is opened, and no size is trusted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -15,34 +14,12 @@ from typing import TypeVar, cast
 
 from fedveca.errors import UserError, printable
 from fedveca.runs.schema import Direction, Json, parse_object
+from fedveca.safe_files import open_regular
 
-SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-SECOND_NAME = "has a second name (a hard link)"
 OBJECT_BYTES = 4 * 2**20  # the most of a JSON file that is read at once
 DEEPEST = 32  # lists and objects within each other; a run writes three
 PARTS = 2**17  # lists and objects in all: an empty one takes 30 times its text
 T = TypeVar("T")
-
-
-def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; OSError for anything else, and where it is written, for one with two names."""
-    handle = os.open(path, flags | SAFE, 0o644)
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, f"{path.name} is not a file")
-        if flags & (os.O_WRONLY | os.O_RDWR) and about.st_nlink > 1:
-            raise OSError(errno.EMLINK, f"{path.name} {SECOND_NAME}")
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def open_new(path: Path) -> int:
-    """A descriptor of a new file, to read and write; a file or link in its place is removed, unread."""
-    path.unlink(missing_ok=True)
-    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
 def find_inside(folder: Path, name: str) -> Path:

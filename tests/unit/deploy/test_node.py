@@ -21,7 +21,7 @@ from safetensors.torch import load
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.flower.wire import narrow, wide
+from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.deploy import node, private_api
 from fedveca.deploy import node_process as worker
 from fedveca.deploy import server as serve
@@ -60,7 +60,7 @@ def test_wire_is_pytorchs_rounding(wire: str) -> None:
     v = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 2).repeat(2000)
     there = narrow(v.numpy(), wire)
     assert there.itemsize == (4 if wire == "float32" else 2)
-    assert torch.equal(torch.from_numpy(wide(there, wire)), v.to(getattr(torch, wire)).float())
+    assert torch.equal(torch.from_numpy(widen(there, wire)), v.to(getattr(torch, wire)).float())
 
 
 def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

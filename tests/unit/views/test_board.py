@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,12 @@ def test_curves_and_heat_maps_are_what_the_run_recorded(runs: Path) -> None:
     assert (heat["x"], heat["y"]) == ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3])
     steps, _ = ask(runs, "/api/curves?run=plain&name=tau_k&x=steps").json()["runs"]["plain"]["curves"]["tau_k"]
     assert steps == list(np.cumsum([sum(tau) for tau in told.column("tau")]))
+
+
+def test_a_method_that_pools_all_rows_has_one_client(tmp_path: Path) -> None:
+    run(replace(SMALL, method="centralised"), tmp_path / "a", device="cpu")
+    heat = ask(tmp_path, "/api/heat?run=a&name=tau").json()
+    assert (heat["y"], len(heat["z"]), len(heat["z"][0])) == ([0], 1, 6)
 
 
 def test_a_window_asks_for_a_part_of_the_axis(runs: Path) -> None:

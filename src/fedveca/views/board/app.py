@@ -99,7 +99,7 @@ class BoardApi:
                 with contextlib.suppress(ValueError, OSError):
                     settings = read_settings(folder)
                     rounds = get_count(settings, "rounds") or 1
-                    clients = 1 if settings.get("method") == "centralised" else get_count(settings, "clients") or 1
+                    clients = get_count(settings, "clients") or 1
                 self._tails[name] = RunTail(folder / "rounds.jsonl", clients, rounds)
             self._tails.move_to_end(name)
             while len(self._tails) > _TAILS:

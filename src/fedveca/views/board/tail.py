@@ -79,6 +79,7 @@ class RunTail:
         self.grids: dict[str, Column] = {}
         self.places = array("i")  # which client, or block of clients, each number of a grid belongs to, line by line
         self.ends = array("q")  # of each line in `places`
+        self.highest = 0  # of `places`; a method that pools all rows has one client, whatever the settings say
         self.faults: deque[FaultRow] = deque(maxlen=_FAULTS)
 
     @property
@@ -134,6 +135,7 @@ class RunTail:
         sums: dict[str, float] = {}
         if at is not None:
             blocks, within = np.unique(at, return_inverse=True) if self.block > 1 else (at, None)
+            self.highest = max(self.highest, int(at.max()))
             self.places.frombytes(blocks.astype(np.int32).tobytes())
             for name, value in line.values.items():
                 each = _to_floats(value, len(ids)) if name not in ("ids", "left_out", "faults") else None
@@ -212,7 +214,7 @@ class RunTail:
         if grid is None:
             return {"x": [], "y": [], "z": [], "rounds": 1, "clients": 1}
         first, last = int(np.searchsorted(rounds, low, "left")), int(np.searchsorted(rounds, high, "right"))
-        shape = (-(-self.clients // self.block), max(0, last - first))
+        shape = (-(-self.clients // self.block) if self.highest else 1, max(0, last - first))
         rows = min(rows, max(1, _SENT // max(1, min(shape[1], columns))))
         z, tall, wide = average_blocks(self._read_cells(grid, first, last), shape, rows, columns)
         side = self.block * tall
