@@ -47,7 +47,7 @@ from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
-from fedveca.views.board.app import AXES, Desk, Query
+from fedveca.views.board.app import BOARD_AXES, BoardApi, Query
 from fedveca.views.report import report
 from fedveca.views.series import curves, sections
 
@@ -306,11 +306,11 @@ def read_board(case: dict[str, bytes], folder: Path) -> None:
     """The board shows what it can."""
     for name, content in case.items():
         (folder / name).write_bytes(content)
-    desk, mine = Desk(folder.parent), [("run", folder.name)]
+    board, mine = BoardApi(folder.parent), [("run", folder.name)]
     names = [("name", name) for name in ("tau", "tau_k", "A", "test_accuracy", "round", "ids")]
-    said = [desk.runs(Query([])), desk.run(Query(mine)), desk.log(Query(mine))]
-    said += [desk.curves(Query([*mine, *names, ("x", axis)])) for axis in AXES]
-    said += [desk.heat(Query([*mine, ("name", name)])) for name in ("tau", "A", "test_loss")]
+    said = [board.list_runs(Query([])), board.describe_run(Query(mine)), board.read_log(Query(mine))]
+    said += [board.read_curves(Query([*mine, *names, ("x", axis)])) for axis in BOARD_AXES]
+    said += [board.read_heat_map(Query([*mine, ("name", name)])) for name in ("tau", "A", "test_loss")]
     json.dumps(said, allow_nan=False)
 
 
