@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedveca.version import __version__
 
 if TYPE_CHECKING:
+    import fedveca.runs.statistics as statistics
     import fedveca.testing as testing
     from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
     from fedveca.cohorts.local.cohort import LocalCohort
@@ -72,14 +73,15 @@ __all__ = [
     "resume",
     "run",
     "serve",
+    "statistics",
     "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Loads PyTorch only when something is used."""
-    if name == "testing":
-        return import_module("fedveca.testing")
+    if name in ("statistics", "testing"):
+        return import_module("fedveca.runs.statistics" if name == "statistics" else "fedveca.testing")
     if name in _HOMES:
         return getattr(import_module(f"fedveca.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fedveca' has no attribute {name!r}")
