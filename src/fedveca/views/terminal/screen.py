@@ -149,13 +149,6 @@ class Screen:
     def table(self, rows: list[dict[str, Any]], name: str) -> None:
         self._print(tables.methods(rows, name))
 
-    def paper(self, content: dict[str, Any]) -> None:
-        """One result beside the paper's: its table where it has one, and what the paper says of it."""
-        if content["what"] == "table1":
-            for entry in content["results"]:
-                self._print(tables.table1(entry["task"], entry["rows"]))
-        self._print(tables.claims(content["what"], content["claims"]))
-
     def partition(self, counts: Tensor, most: int = 40) -> None:
         """Label counts, one row a client."""
         self._print(tables.partition(counts[:most]))

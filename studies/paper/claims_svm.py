@@ -1,18 +1,29 @@
-"""What Section V says of the SVM on MNIST: distributions, one run in detail, alpha, the number of clients."""
+"""What Section V says about the SVM on MNIST: distributions, one run in detail, alpha, the number of clients."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from fedveca.views.claims import METRICS, RIVALS, Claim, Holds, verdict
-from fedveca.views.measures import Array, Runs, grid, level, median, of, reached, roughness, said, variation
-from fedveca.views.paper_figures import Numbers
-from fedveca.views.series import LOOK
+from studies.paper.claims import METRICS, RIVALS, Claim, Holds, verdict
+from studies.paper.measures import (
+    Array,
+    Runs,
+    by_round,
+    format_median,
+    mean_of_last,
+    median,
+    roughness,
+    rounds_until,
+    runs_of,
+    title_of,
+    variation,
+)
 
 CASE = {n: f"svm-mnist-case{n}" for n in (1, 2, 3)}
 FIFTY = "svm-mnist-case3-clients50"
@@ -21,11 +32,11 @@ FIFTY = "svm-mnist-case3-clients50"
 # distributions
 
 
-def case1_overlaps(runs: Runs, paper: Numbers) -> Claim:
+def case1_overlaps(runs: Runs) -> Claim:
     gaps = []
     for metric in METRICS:
-        ours = grid(of(runs, CASE[1]), metric).mean(0)[10:]
-        rivals = (grid(of(runs, CASE[1], m), metric).mean(0)[10:] for m in (*RIVALS, "scaffold"))
+        ours = by_round(runs_of(runs, CASE[1]), metric).mean(0)[10:]
+        rivals = (by_round(runs_of(runs, CASE[1], m), metric).mean(0)[10:] for m in (*RIVALS, "scaffold"))
         gaps.append(max(float(np.abs(ours - theirs).max()) for theirs in rivals))
     return Claim(
         "In Case 1 FedVeca's curves overlap with the baselines' (within 0.01 of loss, 1 point of accuracy).",
@@ -34,10 +45,10 @@ def case1_overlaps(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def case1_converges(runs: Runs, paper: Numbers) -> Claim:
-    centre = level(of(runs, CASE[1], "centralised"), "test_loss")
-    ends = {m: level(of(runs, CASE[1], m), "test_loss") for m in ("fedveca", *RIVALS, "scaffold")}
-    words = ", ".join(f"{LOOK[m][0]} {end:.4f}" for m, end in ends.items())
+def case1_converges(runs: Runs) -> Claim:
+    centre = mean_of_last(runs_of(runs, CASE[1], "centralised"), "test_loss")
+    ends = {m: mean_of_last(runs_of(runs, CASE[1], m), "test_loss") for m in ("fedveca", *RIVALS, "scaffold")}
+    words = ", ".join(f"{title_of(m)} {end:.4f}" for m, end in ends.items())
     return Claim(
         "In Case 1 all methods converge to the centralised loss (within 1 %) in 100 rounds.",
         verdict([end <= 1.01 * centre for end in ends.values()]),
@@ -45,13 +56,13 @@ def case1_converges(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def case2_first(runs: Runs, paper: Numbers) -> Claim:
+def case2_first(runs: Runs) -> Claim:
     checks, words = [], []
     for metric, name in zip(METRICS, ("loss", "accuracy"), strict=True):
-        at = level(of(runs, CASE[2], "fedavg"), metric)
-        each = {m: reached(of(runs, CASE[2], m), metric, at) for m in ("fedveca", *RIVALS, "scaffold")}
+        at = mean_of_last(runs_of(runs, CASE[2], "fedavg"), metric)
+        each = {m: rounds_until(runs_of(runs, CASE[2], m), metric, at) for m in ("fedveca", *RIVALS, "scaffold")}
         checks += [median(each["fedveca"]) < median(each[m]) for m in (*RIVALS, "scaffold")]
-        part = (f"{LOOK[m][0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
+        part = (f"{title_of(m)} {format_median(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
         words.append(f"{name} ({at:.4f}) {', '.join(part)}")
     return Claim(
         "In Case 2 FedVeca is the first of all to converge, in loss and in accuracy.",
@@ -62,11 +73,11 @@ def case2_first(runs: Runs, paper: Numbers) -> Claim:
 
 def _cases(runs: Runs, method: str) -> list[float]:
     """Median rounds until FedAvg's last loss of Case 3, in Cases 1 to 3."""
-    at = level(of(runs, CASE[3], "fedavg"), "test_loss")
-    return [median(reached(of(runs, study, method), "test_loss", at)) for study in CASE.values()]
+    at = mean_of_last(runs_of(runs, CASE[3], "fedavg"), "test_loss")
+    return [median(rounds_until(runs_of(runs, study, method), "test_loss", at)) for study in CASE.values()]
 
 
-def same_rate(runs: Runs, paper: Numbers) -> Claim:
+def same_rate(runs: Runs) -> Claim:
     ours, theirs = _cases(runs, "fedveca"), _cases(runs, "fedavg")
     partly: Holds = "partly" if max(ours) - min(ours) < (max(theirs) - min(theirs)) / 2 else False
     return Claim(
@@ -77,10 +88,10 @@ def same_rate(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def worse_case3(runs: Runs, paper: Numbers) -> Claim:
+def worse_case3(runs: Runs) -> Claim:
     methods = ("fedavg", "fednova", "fedveca")
-    ends = {m: [level(of(runs, s, m), "test_accuracy") for s in CASE.values()] for m in methods}
-    words = (f"{LOOK[m][0]} {', '.join(f'{100 * v:.2f} %' for v in end)}" for m, end in ends.items())
+    ends = {m: [mean_of_last(runs_of(runs, s, m), "test_accuracy") for s in CASE.values()] for m in methods}
+    words = (f"{title_of(m)} {', '.join(f'{100 * v:.2f} %' for v in end)}" for m, end in ends.items())
     return Claim(
         "FedAvg and FedNova do better in Cases 1 and 2 and worse in Case 3.",
         verdict([min(ends[m][:2]) > ends[m][2] for m in ("fedavg", "fednova")]),
@@ -93,10 +104,10 @@ def worse_case3(runs: Runs, paper: Numbers) -> Claim:
 
 def _detail(runs: Runs, name: str, first: int) -> Array:
     """[rounds, clients] of seed 0's run, or [rounds]."""
-    return np.array([line[name] for line in of(runs, CASE[3])[0].rounds[first:50]], dtype=float)
+    return np.array([line[name] for line in runs_of(runs, CASE[3])[0].rounds[first:50]], dtype=float)
 
 
-def tau_swings(runs: Runs, paper: Numbers) -> Claim:
+def tau_swings(runs: Runs) -> Claim:
     tau = _detail(runs, "tau", 2)  # the first adapted one
     words = (f"{i + 1}: {low:g} to {high:g}" for i, (low, high) in enumerate(zip(tau.min(0), tau.max(0), strict=True)))
     return Claim(
@@ -106,7 +117,7 @@ def tau_swings(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def most_in_turn(runs: Runs, paper: Numbers) -> Claim:
+def most_in_turn(runs: Runs) -> Claim:
     tau = _detail(runs, "tau", 2)
     most = np.bincount(tau.argmax(1), minlength=tau.shape[1])
     even = stats.chisquare(most).pvalue > 0.05
@@ -118,7 +129,7 @@ def most_in_turn(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def tau_k_steady(runs: Runs, paper: Numbers) -> Claim:
+def tau_k_steady(runs: Runs) -> Claim:
     tau, tau_k = _detail(runs, "tau", 2), _detail(runs, "tau_k", 2)
     ours, theirs = float(variation(tau_k)), float(variation(tau).max())
     return Claim(
@@ -129,7 +140,7 @@ def tau_k_steady(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def L_settles(runs: Runs, paper: Numbers) -> Claim:
+def L_settles(runs: Runs) -> Claim:
     L = _detail(runs, "L", 1)
     rises = np.flatnonzero(np.diff(L) > 0) + 2
     return Claim(
@@ -140,7 +151,7 @@ def L_settles(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def apart(runs: Runs, paper: Numbers) -> Claim:
+def apart(runs: Runs) -> Claim:
     A, beta, delta = (_detail(runs, name, 1) for name in ("A", "beta", "delta"))
     mean = A.mean(0)
     above = float((A[:, 3:].min(1) > A[:, :3].max(1)).mean())
@@ -157,59 +168,78 @@ def apart(runs: Runs, paper: Numbers) -> Claim:
 # alpha
 
 
-def _alpha(runs: Runs) -> dict[float, tuple[float, float, float, float]]:
-    """By alpha: roughness, last loss, and median rounds until alpha = 0.5's and 0.95's last loss."""
-    mine = {of(runs, study)[0].experiment.alpha: of(runs, study) for study in runs}
-    ends = {a: level(r, "test_loss") for a, r in mine.items()}
-    at = {a: [median(reached(r, "test_loss", ends[x])) for x in (0.5, 0.95)] for a, r in mine.items()}
-    return {a: (roughness(r, "test_loss"), ends[a], *at[a]) for a, r in mine.items()}  # type: ignore[misc]
+class _AlphaRuns(NamedTuple):
+    rough: float  # mean change of the loss from round to round
+    last: float  # the last loss
+    to_slow: float  # median rounds until the last loss of alpha = 0.5
+    to_default: float  # and until that of alpha = 0.95
+
+
+def _alpha(runs: Runs) -> dict[float, _AlphaRuns]:
+    """What the claims ask of each alpha."""
+    mine = {runs_of(runs, study)[0].experiment.alpha: runs_of(runs, study) for study in runs}
+    slow, default = (mean_of_last(mine[alpha], "test_loss") for alpha in (0.5, 0.95))
+    return {
+        alpha: _AlphaRuns(
+            roughness(each, "test_loss"),
+            mean_of_last(each, "test_loss"),
+            median(rounds_until(each, "test_loss", slow)),
+            median(rounds_until(each, "test_loss", default)),
+        )
+        for alpha, each in mine.items()
+    }
 
 
 def _words(rounds: float) -> str:
     return f"{rounds:g}" if math.isfinite(rounds) else "never"
 
 
-def slow_and_smooth(runs: Runs, paper: Numbers) -> Claim:
+def slow_and_smooth(runs: Runs) -> Claim:
     seen = _alpha(runs)
     mine, others = seen[0.5], [seen[0.95], seen[0.995]]
-    words = (f"{1 - a:.3g}: {v[0]:.5f} a round, {_words(v[2])} rounds" for a, v in sorted(seen.items()))
+    words = (f"{1 - a:.3g}: {v.rough:.5f} a round, {_words(v.to_slow)} rounds" for a, v in sorted(seen.items()))
     return Claim(
         "With 1 - alpha = 0.5 the curves are smooth and slow.",
-        verdict([all(mine[0] < o[0] for o in others), all(mine[2] > o[2] for o in others)]),
+        verdict([all(mine.rough < o.rough for o in others), all(mine.to_slow > o.to_slow for o in others)]),
         "Mean change of the test loss over the last 50 rounds, and median rounds until the last loss of 0.5 "
-        f"({mine[1]:.4f}), by 1 - alpha: {'; '.join(words)}.",
+        f"({mine.last:.4f}), by 1 - alpha: {'; '.join(words)}.",
     )
 
 
-def first_and_rough(runs: Runs, paper: Numbers) -> Claim:
+def first_and_rough(runs: Runs) -> Claim:
     seen = _alpha(runs)
     mine, other = seen[0.995], seen[0.95]
-    checks = [mine[0] > max(other[0], seen[0.5][0]), mine[3] < min(other[3], seen[0.5][3]), mine[1] <= 1.01 * other[1]]
+    checks = [
+        mine.rough > max(other.rough, seen[0.5].rough),
+        mine.to_default < min(other.to_default, seen[0.5].to_default),
+        mine.last <= 1.01 * other.last,
+    ]
     return Claim(
         "With 1 - alpha = 0.005 the model reaches convergence first, on a curve that is not smooth.",
         verdict(checks),
-        f"Median rounds until the last loss of 0.05 ({other[1]:.4f}): {_words(mine[3])} against {_words(other[3])} "
-        f"with 0.05; the loss moves by {mine[0]:.4f} a round against {other[0]:.4f}, and the last is {mine[1]:.4f}.",
+        f"Median rounds until the last loss of 0.05 ({other.last:.4f}): {_words(mine.to_default)} against "
+        f"{_words(other.to_default)} with 0.05; the loss moves by {mine.rough:.4f} a round against {other.rough:.4f}, "
+        f"and the last is {mine.last:.4f}.",
     )
 
 
-def both(runs: Runs, paper: Numbers) -> Claim:
+def both(runs: Runs) -> Claim:
     seen = _alpha(runs)
-    fast, smooth = seen[0.95][2] <= 0.6 * seen[0.5][2], seen[0.95][0] < 0.01 * seen[0.95][1]
+    slow, mine = seen[0.5], seen[0.95]
     return Claim(
         "1 - alpha = 0.05 is fast and smooth.",
-        verdict([fast, smooth]),
-        f"It reaches the last loss of 0.5 in {_words(seen[0.95][2])} rounds instead of {_words(seen[0.5][2])}, and "
-        f"moves by {100 * seen[0.95][0] / seen[0.95][1]:.1f} % of the loss a round.",
+        verdict([mine.to_slow <= 0.6 * slow.to_slow, mine.rough < 0.01 * mine.last]),
+        f"It reaches the last loss of 0.5 in {_words(mine.to_slow)} rounds instead of {_words(slow.to_slow)}, and "
+        f"moves by {100 * mine.rough / mine.last:.1f} % of the loss a round.",
     )
 
 
 # the number of clients
 
 
-def not_faster(runs: Runs, paper: Numbers) -> Claim:
-    at = level(of(runs, FIFTY, "fedavg"), "test_loss")
-    rounds = {runs[s][0].experiment.clients: median(reached(of(runs, s), "test_loss", at)) for s in runs}
+def not_faster(runs: Runs) -> Claim:
+    at = mean_of_last(runs_of(runs, FIFTY, "fedavg"), "test_loss")
+    rounds = {runs[s][0].experiment.clients: median(rounds_until(runs_of(runs, s), "test_loss", at)) for s in runs}
     order = sorted(rounds)
     return Claim(
         "More clients do not make FedVeca converge faster.",
@@ -218,10 +248,10 @@ def not_faster(runs: Runs, paper: Numbers) -> Claim:
     )
 
 
-def ahead_at_fifty(runs: Runs, paper: Numbers) -> Claim:
-    at = level(of(runs, FIFTY, "fedavg"), "test_loss")
-    each = {m: median(reached(of(runs, FIFTY, m), "test_loss", at)) for m in ("fedveca", "fedavg", "fednova")}
-    ours, theirs = of(runs, FIFTY), of(runs, FIFTY, "fedavg")
+def ahead_at_fifty(runs: Runs) -> Claim:
+    at = mean_of_last(runs_of(runs, FIFTY, "fedavg"), "test_loss")
+    each = {m: median(rounds_until(runs_of(runs, FIFTY, m), "test_loss", at)) for m in ("fedveca", "fedavg", "fednova")}
+    ours, theirs = runs_of(runs, FIFTY), runs_of(runs, FIFTY, "fedavg")
     equal = []
     for a, b in zip(ours, theirs, strict=True):  # FedVeca's loss when it has spent FedAvg's steps
         spent = np.cumsum([sum(line["tau"]) for line in a.rounds])
@@ -231,7 +261,7 @@ def ahead_at_fifty(runs: Runs, paper: Numbers) -> Claim:
     return Claim(
         "With 50 clients FedVeca converges faster than FedAvg and FedNova, in rounds and for the same local steps.",
         verdict(checks),
-        f"Median rounds until a loss of {at:.4f}: {', '.join(f'{LOOK[m][0]} {_words(k)}' for m, k in each.items())}; "
+        f"Median rounds until a loss of {at:.4f}: {', '.join(f'{title_of(m)} {_words(k)}' for m, k in each.items())}; "
         f"FedVeca takes {steps[0]:.0f} local steps and they {steps[1]:.0f} (their tau is rounded down), and when it "
         f"has taken as many as they its loss is {loss:.4f}.",
     )

@@ -11,21 +11,17 @@ import numpy as np
 
 from fedveca.runs.folder import Run
 from fedveca.views.figures.curves import STYLE, focus, line, save
-from fedveca.views.measures import Runs, closing, grid, handed_out, of
-from fedveca.views.series import LOOK
+from fedveca.views.series import look
+from studies.paper.measures import MODELS, Runs, by_round, deviation, final_values, kept_so_far, runs_of
+from studies.paper.reported import REPORTED, TITLES, task_of
 
-TITLE = {"svm-mnist": "SVM on MNIST", "cnn-mnist": "CNN on MNIST", "cnn-cifar10": "CNN on CIFAR-10"}
-COLOUR = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}
-CLIENT = ("#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+COLOURS = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}
+CLIENT_COLOURS = ("#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 AXES = (("test_loss", "test loss"), ("test_accuracy", "test accuracy (%)"))
-Numbers = dict[str, dict[str, dict[str, float]]]  # by task and method: the paper's values
+Look = tuple[str, str, str]  # label, colour, dash
 
 
-def task(study: str) -> str:
-    return next(name for name in TITLE if study.startswith(name))
-
-
-def table1(runs: Runs, path: Path, paper: Numbers) -> None:
+def table1(runs: Runs, path: Path) -> None:
     """Accuracy of every method: kept and last model with one standard deviation, and the paper's value."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -34,10 +30,10 @@ def table1(runs: Runs, path: Path, paper: Numbers) -> None:
         for axis, study in zip(axes[0], runs, strict=True):
             methods = list(dict.fromkeys(r.experiment.method for r in runs[study]))
             for y, method in enumerate(methods):
-                colour = LOOK[method][1]
-                for which, shift, fill in (("kept", -0.16, colour), ("last", 0.16, "white")):
-                    values = 100 * np.array(closing(of(runs, study, method), which, "test_accuracy"))
-                    std = values.std(ddof=1) if len(values) > 1 else 0.0
+                colour = look(method)[1]
+                for which, shift, fill in zip(MODELS, (-0.16, 0.16), (colour, "white"), strict=True):
+                    values = 100 * np.array(final_values(runs_of(runs, study, method), which, "test_accuracy"))
+                    std = float(deviation(values))
                     axis.errorbar(
                         values.mean(),
                         y + shift,
@@ -49,11 +45,11 @@ def table1(runs: Runs, path: Path, paper: Numbers) -> None:
                         capsize=2,
                         label={"kept": "kept model", "last": "last model"}[which] if y == 0 else None,
                     )
-                value = 100 * paper[task(study)][method]["test_accuracy"]
+                value = 100 * REPORTED[task_of(study)][method]["test_accuracy"]
                 named = None if y else "the paper's value"
                 axis.plot(value, y, "kD", markersize=5, markerfacecolor="none", label=named)
-            axis.set_yticks(range(len(methods)), [LOOK[m][0] for m in methods])
-            axis.set_title(TITLE[task(study)], fontsize=10)
+            axis.set_yticks(range(len(methods)), [look(m)[0] for m in methods])
+            axis.set_title(TITLES[task_of(study)], fontsize=10)
             axis.set_xlabel("test accuracy (%)")
         axes[0, 0].invert_yaxis()
         _below(figure, axes[0, 0])
@@ -71,7 +67,7 @@ def curves(runs: Runs, path: Path, caption: str = "Case 3, every round's model")
             for axis, (name, label) in zip(axes[:, column], AXES, strict=True):
                 _methods(axis, runs[study], name, label if column == 0 else "")
             case = "" if "case3" in study else f", Case {study[-1]}"
-            axes[0, column].set_title(TITLE[task(study)] + case, fontsize=10)
+            axes[0, column].set_title(TITLES[task_of(study)] + case, fontsize=10)
             axes[1, column].set_xlabel("round")
         _below(figure, axes[0, 0])
         _above(figure, caption, runs)
@@ -80,7 +76,7 @@ def curves(runs: Runs, path: Path, caption: str = "Case 3, every round's model")
 
 def curves_kept(runs: Runs, path: Path) -> None:
     """The same of the model handed out so far, the one with the least training loss."""
-    seen = {study: [handed_out(run) for run in runs[study]] for study in runs}
+    seen = {study: [kept_so_far(run) for run in runs[study]] for study in runs}
     curves(seen, path, "Case 3, the model kept so far (least training loss)")
 
 
@@ -94,11 +90,11 @@ def premise(runs: Runs, path: Path) -> None:
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
         for study in runs:
-            values = grid(of(runs, study), "premise")[:, 1:]  # round 0 has no L yet
+            values = by_round(runs_of(runs, study), "premise")[:, 1:]  # round 0 has no L yet
             rounds, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
-            std = values.std(0, ddof=1) if len(values) > 1 else 0 * mean
-            axis.plot(rounds, mean, color=COLOUR[task(study)], label=TITLE[task(study)])
-            axis.fill_between(rounds, mean - std, mean + std, color=COLOUR[task(study)], alpha=0.15, linewidth=0)
+            std = deviation(values)
+            axis.plot(rounds, mean, color=COLOURS[task_of(study)], label=TITLES[task_of(study)])
+            axis.fill_between(rounds, mean - std, mean + std, color=COLOURS[task_of(study)], alpha=0.15, linewidth=0)
         axis.axhline(1, color="#444444", linestyle=":", label="bound of Theorem 1")
         axis.set_xlabel("round k")
         axis.set_ylabel(r"$\eta\,\tau_k L$ (no unit)")
@@ -128,9 +124,9 @@ def instant(run: Run, path: Path, rounds: int = 50) -> None:
                 axis.plot(at, [entry[name] for entry in lines], color="black", linewidth=1.6)
             else:
                 for i in range(run.experiment.clients):
-                    look: Any = {"color": CLIENT[i % len(CLIENT)], "linestyle": "-" if i < 3 else "--"}
-                    look |= {"linewidth": 0.5, "marker": "o", "markersize": 3.5} if name == "tau" else {}
-                    axis.plot(at, [entry[name][i] for entry in lines], label=f"client {i + 1}", **look)
+                    style: Any = {"color": CLIENT_COLOURS[i % len(CLIENT_COLOURS)], "linestyle": "-" if i < 3 else "--"}
+                    style |= {"linewidth": 0.5, "marker": "o", "markersize": 3.5} if name == "tau" else {}
+                    axis.plot(at, [entry[name][i] for entry in lines], label=f"client {i + 1}", **style)
             if name in ("delta", "A"):
                 axis.set_yscale("log")
             elif name != "beta":
@@ -147,7 +143,7 @@ def instant(run: Run, path: Path, rounds: int = 50) -> None:
 def alpha(runs: Runs, path: Path) -> None:
     """FedVeca with three values of alpha."""
     colours = {0.995: "#009E73", 0.95: "#D55E00", 0.5: "#0072B2"}
-    sets = {of(runs, study)[0].experiment.alpha: of(runs, study) for study in runs}
+    sets = {runs_of(runs, study)[0].experiment.alpha: runs_of(runs, study) for study in runs}
     shown = [(sets[a], (rf"$1-\alpha = {1 - a:.3g}$", colour, "-")) for a, colour in colours.items() if a in sets]
     _pair(shown, path, runs, band=False)
 
@@ -159,19 +155,19 @@ def clients(runs: Runs, path: Path) -> None:
     for study in runs:
         n = runs[study][0].experiment.clients
         for method in ("fedveca", "fedavg", "fednova") if n == 50 else ("fedveca",):
-            name, *look = LOOK[method]
-            colour, dash = fade[n] if method == "fedveca" else look
-            sets.append((of(runs, study, method), (f"{name}, {n} clients", colour, dash)))
+            name, *usual = look(method)
+            colour, dash = fade[n] if method == "fedveca" else usual
+            sets.append((runs_of(runs, study, method), (f"{name}, {n} clients", colour, dash)))
     _pair(sets, path, runs)
 
 
-def _pair(sets: Sequence[tuple[list[Run], tuple[str, str, str]]], path: Path, runs: Runs, band: bool = True) -> None:
+def _pair(sets: Sequence[tuple[list[Run], Look]], path: Path, runs: Runs, band: bool = True) -> None:
     """Test loss and accuracy side by side, one line a set of runs."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), layout="constrained")
         for axis, (name, label) in zip(axes, AXES, strict=True):
-            for mine, look in sets:
-                line(axis, mine, name, look, band)
+            for mine, shape in sets:
+                line(axis, mine, name, shape, band)
             focus(axis, [r for mine, _ in sets for r in mine], name)
             axis.set_xlabel("round")
             axis.set_ylabel(label)
