@@ -1,6 +1,6 @@
 """How a round's cost grows: uneven against even steps, and memory against clients in flight.
 
-    python benchmarks/growth.py [--out growth.json]
+    python -m benchmarks.scale.growth [--out growth.json]
 
 Random images of MNIST's size; time and memory do not depend on what they show.
 """

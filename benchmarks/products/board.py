@@ -1,6 +1,6 @@
 """How long the board takes: to list many runs, to show a long run of many clients, to follow it as it grows.
 
-    python benchmarks/board.py [--runs 500] [--clients 50] [--rounds 2000] [--out board.json]
+    python -m benchmarks.products.board [--runs 500] [--clients 50] [--rounds 2000] [--out board.json]
 
 Run folders are written in the form that a run leaves, with drawn numbers. Needs fedveca[board], playwright, chromium.
 """

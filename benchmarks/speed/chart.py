@@ -1,11 +1,14 @@
 """The figure of the speed benchmark: seconds of each engine on a log axis, a panel for each job.
 
-Redraw it from a result without running anything: python benchmarks/chart.py speed.json speed.svg
+Redraw it from a result without running anything: python -m benchmarks.speed.chart speed.json speed.svg
 """
+
+from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 LABELS = {
     "ours": "fedveca (FedAvg)",
@@ -23,7 +26,20 @@ LABELS = {
 INK, OURS, PLAIN, PEER = "#7f8894", "#e07b1f", "#3f8fd0", "#8b93a0"
 
 
-def draw(rows: list[dict], path: Path) -> None:
+class Row(TypedDict):
+    """The medians of one engine on one job; ratio and drop are relative to the plain loop in the same pass."""
+
+    job: str
+    engine: str
+    passes: int
+    seconds: float
+    setup: float
+    memory: float
+    ratio: NotRequired[float]
+    drop: NotRequired[float]
+
+
+def draw(rows: list[Row], path: Path) -> None:
     """One dot and its seconds for each engine and job; an engine that did not run a job says so."""
     import matplotlib
 

@@ -1,6 +1,6 @@
 """Three devices behind a bad line: network namespaces, a veth pair each, 50 ms delay and 5 % loss both ways.
 
-    sudo python benchmarks/netns.py --rounds 5 --out netns.json
+    sudo python -m benchmarks.products.netns --rounds 5 --out netns.json
 
 The federation is what `fedveca deploy init` writes, started by its own scripts inside the namespaces. Where the kernel
 has netem the line is netem's; where it has not, each veth pair is cut in two and this program carries every frame from
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SERVER, WIRE, NODES = "fv-server", "fv-wire", ["fv-node0", "fv-node1", "fv-node2"]
@@ -198,7 +199,7 @@ def train(rounds: int, words: list[str], delay: float, loss: float) -> dict[str,
             clear()
 
 
-def _until(what, seconds: float) -> None:
+def _until(what: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not what():
         if time.monotonic() > end:

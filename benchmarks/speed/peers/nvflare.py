@@ -5,16 +5,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jobs import arguments
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
-from peers.models import build
+
+from benchmarks.speed.jobs import arguments
+from benchmarks.speed.peers.models import build
 
 
 def main() -> None:
     """Run one job, and one idle round before and one after it; the first client keeps the time."""
     job, folder, _ = arguments()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])  # the repository
     with tempfile.TemporaryDirectory() as workspace:
         line = Path(workspace, "line.json")
         recipe = FedAvgRecipe(

@@ -1,4 +1,4 @@
-"""Time the four jobs on our engine, the plain loop and every peer: python benchmarks/speed.py --data DIR
+"""Time the four jobs on our engine, the plain loop and every peer: python -m benchmarks.speed --data DIR
 
 Engines take turns within each pass, so that a ratio to the plain loop compares neighbours in time; every other pass
 goes the other way round, so that none always follows the same one.
@@ -14,17 +14,43 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import NotRequired, TypedDict
 
-from chart import draw
-from engines import ENGINES, HERE, prepare, versions
-from jobs import JOBS
+from benchmarks.speed.chart import Row, draw
+from benchmarks.speed.engines import ENGINES, ROOT, prepare, versions
+from benchmarks.speed.jobs import JOBS
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 REST = 2  # seconds between runs: what an engine started may outlive it
-Record = dict[str, object]
 
 
-def machine() -> Record:
+class Machine(TypedDict):
+    cpu: str
+    cores: int
+    memory_gb: int
+    system: str
+    python: str
+
+
+class Timing(TypedDict):
+    """One run: what it printed, or the error in its place."""
+
+    job: str
+    engine: str
+    seconds: NotRequired[float]
+    setup: NotRequired[float]
+    memory: NotRequired[float]
+    loss: NotRequired[tuple[float, float]]
+    error: NotRequired[str]
+
+
+class Absence(TypedDict):
+    engine: str
+    job: str
+    reason: str
+
+
+def machine() -> Machine:
     """What the timings were taken on."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(": ")[1] for line in info if line.startswith("model name")]
@@ -38,53 +64,71 @@ def machine() -> Record:
     }
 
 
-def time_once(name: str, python: Path, job: str, data: Path, limit: float) -> Record:
+def time_once(name: str, python: Path, job: str, data: Path, limit: float) -> Timing:
     """One run in a process of its own; what it printed, or why it printed nothing."""
     engine = ENGINES[name]
-    command = [python, "-m", f"peers.{engine.module}", job, "--data", data, *engine.options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=HERE, env=os.environ | QUIET, start_new_session=True, **pipes)
+    module = f"benchmarks.speed.peers.{engine.module}"
+    command = [str(python), "-m", module, job, "--data", str(data), *engine.options]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | QUIET,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return {"error": f"stopped after {limit:.0f} s"}
+        return {"engine": name, "job": job, "error": f"stopped after {limit:.0f} s"}
     lines = [line for line in out.splitlines() if line.startswith('{"job"')]
     if process.returncode or not lines:
-        return {"error": (err.strip().splitlines() or ["no output"])[-1][:300]}
-    return json.loads(lines[-1])
+        return {"engine": name, "job": job, "error": (err.strip().splitlines() or ["no output"])[-1][:300]}
+    found: Timing = json.loads(lines[-1]) | {"engine": name}
+    return found
 
 
-def summary(runs: list[Record]) -> list[Record]:
+def summarise(passes: list[list[Timing]]) -> list[Row]:
     """Medians of each job and engine; ratios and loss drops are to the plain loop in the same pass."""
-    done = {(run["pass"], run["job"], run["engine"]): run for run in runs if "seconds" in run}
-    rows = []
-    for job in dict.fromkeys(run["job"] for run in runs):
-        for engine in (name for name in ENGINES if any(run["engine"] == name for run in runs)):
-            mine = {p: run for (p, j, e), run in done.items() if (j, e) == (job, engine)}
+    every = [run for runs in passes for run in runs]
+    rows: list[Row] = []
+    for job in dict.fromkeys(run["job"] for run in every):
+        for engine in (name for name in ENGINES if any(run["engine"] == name for run in every)):
+            done = [{run["engine"]: run for run in runs if run["job"] == job and "seconds" in run} for runs in passes]
+            mine = [each[engine] for each in done if engine in each]
             if not mine:
                 continue
-            row = {key: median(run[key] for run in mine.values()) for key in ("seconds", "setup", "memory")}
-            pairs = [(run, done[p, job, "plain"]) for p, run in mine.items() if (p, job, "plain") in done]
+            row: Row = {
+                "job": job,
+                "engine": engine,
+                "passes": len(mine),
+                "seconds": median(run["seconds"] for run in mine),
+                "setup": median(run["setup"] for run in mine),
+                "memory": median(run["memory"] for run in mine),
+            }
+            pairs = [(each[engine], each["plain"]) for each in done if engine in each and "plain" in each]
             if pairs:
                 row["ratio"] = median(run["seconds"] / plain["seconds"] for run, plain in pairs)
                 row["drop"] = median(fall(run) / fall(plain) for run, plain in pairs)
-            rows.append({"job": job, "engine": engine, "passes": len(mine)} | row)
+            rows.append(row)
     return rows
 
 
-def fall(run: Record) -> float:
+def fall(run: Timing) -> float:
     """How far the probe's loss fell."""
     before, after = run["loss"]
     return before - after
 
 
-def table(rows: list[Record], absent: list[Record]) -> str:
+def table(rows: list[Row], absent: list[Absence]) -> str:
     """The summary as text; `drop` is the loss's fall over the plain loop's: about 1 if all steps ran."""
     lines = [f"{'job':10}{'engine':14}{'seconds':>9}{'x plain':>9}{'MB':>7}{'set-up':>8}{'drop':>6}"]
     for row in rows:
-        ratio, drop = (f"{row[key]:.{n}f}" if key in row else "-" for key, n in (("ratio", 3), ("drop", 2)))
+        ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
+        drop = f"{row['drop']:.2f}" if "drop" in row else "-"
         lines.append(
             f"{row['job']:10}{row['engine']:14}{row['seconds']:9.3f}{ratio:>9}{row['memory']:7.0f}"
             f"{row['setup']:8.1f}{drop:>6}"
@@ -112,12 +156,9 @@ def main() -> None:
     """Make the environments, take the passes, show the medians."""
     given = options()
     data = Path(given.data).resolve()
-    runs: list[Record] = []
-    absent: list[Record] = []
+    absent: list[Absence] = []
     pythons: dict[str, Path] = {}
     for name in given.engines:
-        if not (HERE / "peers" / f"{ENGINES[name].module}.py").exists():
-            continue
         try:
             pythons[name] = prepare(name)
         except subprocess.CalledProcessError:
@@ -125,29 +166,30 @@ def main() -> None:
     for name in pythons:
         known = ENGINES[name].absent
         absent += [{"engine": name, "job": job, "reason": known[job]} for job in given.jobs if job in known]
-    result = {
-        "machine": machine(),
-        "versions": {name: versions(name, python) for name, python in pythons.items()},
-        "jobs": [JOBS[job]._asdict() for job in given.jobs],
-        "absent": absent,
-        "runs": runs,
-    }
+    passes: list[list[Timing]] = []
     for number in range(given.passes):
+        passes.append([])
         for job in given.jobs:
             for name in list(pythons)[:: -1 if number % 2 else 1]:
                 if job in ENGINES[name].absent:
                     continue
                 time.sleep(REST)
-                run = time_once(name, pythons[name], job, data, given.limit)
-                runs.append({"pass": number, "engine": name, "job": job} | run)
-                print(f"pass {number + 1}: {json.dumps(runs[-1])}", file=sys.stderr, flush=True)
-        result["summary"] = summary(runs)
+                passes[-1].append(time_once(name, pythons[name], job, data, given.limit))
+                print(f"pass {number + 1}: {json.dumps(passes[-1][-1])}", file=sys.stderr, flush=True)
         if given.out:
+            result = {
+                "machine": machine(),
+                "versions": {name: versions(name, python) for name, python in pythons.items()},
+                "jobs": [JOBS[job]._asdict() for job in given.jobs],
+                "absent": absent,
+                "runs": [{"pass": n} | run for n, runs in enumerate(passes) for run in runs],
+                "summary": summarise(passes),
+            }
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result["summary"], absent))
+    print(table(summarise(passes), absent))
     if given.figure:
-        draw(result["summary"], given.figure)
+        draw(summarise(passes), given.figure)
 
 
 if __name__ == "__main__":

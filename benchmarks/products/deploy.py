@@ -1,6 +1,6 @@
 """A round on Flower: bare Flower's empty round and ours, one after the other in one run, and where the time goes.
 
-    python benchmarks/deploy.py --nodes 2 --rounds 5 --out deploy.json
+    python -m benchmarks.products.deploy --nodes 2 --rounds 5 --out deploy.json
 
 Both run on a SuperLink and SuperNodes of their own on this machine, with TLS and node keys, behind our gateway. Bare
 Flower answers an empty message and is polled by Grid.send_and_receive, all else at its defaults; ours trains the

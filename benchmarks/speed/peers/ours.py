@@ -1,9 +1,10 @@
 """fedveca itself: its local cohort under its round generator; FedAvg, FedAvg and a probe, or FedVeca."""
 
 import torch
-from jobs import LR, Stopwatch, arguments, load
+from torch import Tensor
 
-from fedveca.algorithms import FedAvg, FedVeca
+from benchmarks.speed.jobs import LR, Stopwatch, arguments, load
+from fedveca.algorithms import Algorithm, FedAvg, FedVeca, Order, Report
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import prepare
@@ -25,34 +26,35 @@ def main() -> None:
     if job.model == "svm":
         x, y = x.view(-1, 1, 28, 28), (1 - y) // 2  # the SVM's own signs: even +1, odd -1
     problem = model(job.model, (1, 28, 28), 10, init="torch")
-    algorithm = {"fedveca": FedVeca(LR), "probe": Probed(LR)}.get(given.method, FedAvg(LR))
+    methods: dict[str, Algorithm] = {"fedveca": FedVeca(LR), "probe": Probed(LR)}
+    algorithm = methods.get(given.method, FedAvg(LR))
     n = len(y) // job.clients
     shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
     cohort = LocalCohort(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", loss=False)
-    tau = torch.full((job.clients,), job.steps)
+    steps = torch.full((job.clients,), job.steps)
 
     class Fixed:
         """The cohort with the job's steps whatever the controller says."""
 
         sizes = cohort.sizes
 
-        def __init__(self, steps):
+        def __init__(self, steps: Tensor) -> None:
             self.steps = steps
 
-        def __call__(self, k, order, ids, _):
+        def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
             return cohort(k, order, ids, self.steps[ids])
 
-    state = algorithm.init(problem.init(), tau)
+    state = algorithm.init(problem.init(), steps)
     few = 5 / job.clients  # for libraries to load and to choose their kernels
-    next(federate(algorithm, Fixed(tau.clamp(max=1)), state, 1, seed=1, participation=few))
-    rows, labels = shards.probe()
-    rows, labels = prepare(torch.from_numpy(rows), "unit"), torch.from_numpy(labels).to(torch.int64)
+    next(federate(algorithm, Fixed(steps.clamp(max=1)), state, 1, seed=1, participation=few))
+    images, digits = (torch.from_numpy(part) for part in shards.probe())
+    rows, labels = prepare(images, "unit"), digits.to(torch.int64)
     if job.model == "svm":
         labels = (1 - labels) // 2
     before = float(problem.losses(state.w, rows, labels)[0])
     watch = Stopwatch()
     watch.start()
-    for after, _ in federate(algorithm, Fixed(tau), state, job.rounds):
+    for after, _ in federate(algorithm, Fixed(steps), state, job.rounds):
         state = after
     watch.stop()
     watch.report(job, before, float(problem.losses(state.w, rows, labels)[0]))

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import nvflare.client as flare
 import torch
-from jobs import Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors, warm_up
-from peers.plain import train_client
 from torch.utils.data import TensorDataset
+
+from benchmarks.speed.jobs import Stopwatch, arguments, load
+from benchmarks.speed.peers.models import build, probe_loss, tensors, warm_up
+from benchmarks.speed.peers.plain import train_client
 
 
 def main() -> None:

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
-from peers import vision  # noqa: F401
+from benchmarks.speed.peers import vision  # noqa: F401
 
 # isort: split
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
-from jobs import LR, Job, Shards, Stopwatch, arguments, load
-from peers.models import build, draw, objective, probe_loss, tensors, warm_up
+
+from benchmarks.speed.jobs import LR, Job, Shards, Stopwatch, arguments, load
+from benchmarks.speed.peers.models import build, draw, objective, probe_loss, tensors, warm_up
 
 
 class RandomBatches:
@@ -20,7 +21,7 @@ class RandomBatches:
         self.parts = [tensors(shards.part(i)) for i in range(job.clients)]
         self.job = job
 
-    def get_dataloader(self, client: int, batch_size: int) -> Iterator:
+    def get_dataloader(self, client: int, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """FedLab passes the job's own batch size."""
         assert batch_size == self.job.batch
         return draw(self.parts[client], self.job)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from peers import vision  # noqa: F401
+from benchmarks.speed.peers import vision  # noqa: F401
 
 # isort: split
 import torch
@@ -12,8 +12,9 @@ from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
-from jobs import CLASSES, LR, Job, Stopwatch, arguments, load
-from peers.models import build, draw, objective, probe_loss, tensors, warm_up
+
+from benchmarks.speed.jobs import CLASSES, LR, Job, Stopwatch, arguments, load
+from benchmarks.speed.peers.models import build, draw, objective, probe_loss, tensors, warm_up
 
 
 class RandomBatches(FastDataLoader):
@@ -23,7 +24,7 @@ class RandomBatches(FastDataLoader):
         super().__init__(*data, num_labels=CLASSES, batch_size=job.batch)
         self.job = job
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return draw(self.tensors, self.job)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Speed on one CUDA device: the cost of a client's step, and pfl's own benchmark shape beside pfl.
 
-    python benchmarks/gpu.py --out docs/results/gpu.json [--data FOLDER_OF_CIFAR10] [--rounds 100]
+    python -m benchmarks.scale.gpu --out docs/results/gpu.json [--data FOLDER_OF_CIFAR10] [--rounds 100]
 
 pfl is timed where it is installed. Its shape: CIFAR-10 dealt evenly to 1,000 clients of 50 images, 50 clients a
 round, one local epoch of batch 10 (5 steps), the paper's CNN on both sides. Without --data, random images of the

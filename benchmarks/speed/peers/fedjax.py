@@ -1,11 +1,15 @@
 """FedJAX: its own federated averaging with the compiled backend, the default on a CPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import fedjax
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jobs import CLASSES, DECAY, LR, Shards, Stopwatch, arguments, load
+
+from benchmarks.speed.jobs import CLASSES, DECAY, LR, Shards, Stopwatch, arguments, load
 
 Batch = dict[str, jax.Array]
 
@@ -51,10 +55,8 @@ def main() -> None:
     job, folder, _ = arguments()
     shards: Shards = load(job, folder)
     probe = examples(shards.probe())
-    if job.model == "svm":
-        loss, params = svm_loss, jnp.zeros(784)
-    else:
-        loss, params = cnn_loss, NETWORK.init(jax.random.key(0), probe["x"][:1])
+    loss: Callable[..., jax.Array] = svm_loss if job.model == "svm" else cnn_loss
+    params = jnp.zeros(784) if job.model == "svm" else NETWORK.init(jax.random.key(0), probe["x"][:1])
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         grad_fn=jax.grad(loss),
         client_optimizer=fedjax.optimizers.sgd(LR),
@@ -66,7 +68,7 @@ def main() -> None:
     clients = [fedjax.ClientDataset(examples(shards.part(i))) for i in range(job.clients)]
     before = float(loss(params, probe))
 
-    def one_round(state, key, clients):
+    def one_round(state: Any, key: jax.Array, clients: list[Any]) -> Any:
         keys = jax.random.split(key, len(clients))
         return algorithm.apply(state, [(i, c, keys[i]) for i, c in enumerate(clients)])[0]
 

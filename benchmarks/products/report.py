@@ -1,4 +1,4 @@
-"""How large a report is and how soon it is open: python benchmarks/report.py [RUNS] [--out report.json].
+"""How large a report is and how soon it is open: python -m benchmarks.products.report [RUNS] [--out report.json].
 
 Without RUNS it first makes 60 runs of 100 rounds: six methods, ten seeds, on digits. Needs Chromium and Playwright.
 """

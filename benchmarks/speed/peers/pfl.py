@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
-from jobs import LR, Job, Stopwatch, arguments, load
-from peers.models import build, draw, probe_loss, tensors, warm_up
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -15,6 +14,9 @@ from pfl.data.sampling import MinimizeReuseUserSampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 
+from benchmarks.speed.jobs import LR, Job, Stopwatch, arguments, load
+from benchmarks.speed.peers.models import build, draw, probe_loss, tensors, warm_up
+
 
 class RandomBatches(Dataset):
     """A client whose batches are drawn anew each round; the stock one yields the same first rows."""
@@ -23,7 +25,7 @@ class RandomBatches(Dataset):
         super().__init__(data)
         self.job = job
 
-    def iter(self, batch_size: int | None) -> Iterator:
+    def iter(self, batch_size: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The job's steps; pfl passes the job's own batch size."""
         assert batch_size == self.job.batch
         return draw(self.raw_data, self.job)
@@ -32,7 +34,7 @@ class RandomBatches(Dataset):
 class TrainingOnly(FederatedAveraging):
     """Federated averaging without the evaluation that pfl always does in the first round."""
 
-    def get_next_central_contexts(self, *args, **kwargs):
+    def get_next_central_contexts(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """As pfl's, evaluation off."""
         contexts, model, metrics = super().get_next_central_contexts(*args, **kwargs)
         return contexts and tuple(replace(c, do_evaluation=False) for c in contexts), model, metrics
@@ -45,7 +47,7 @@ def main() -> None:
     warm_up(job, shards)
     clients = [RandomBatches(tensors(shards.part(i)), job) for i in range(job.clients)]
     module = build(job)
-    module.metrics = lambda *data: {}  # required by pfl, never called
+    module.metrics = lambda *data: {}  # type: ignore[assignment]  # required by pfl, never called
     before = probe_loss(module, shards)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     population = FederatedDataset(clients.__getitem__, MinimizeReuseUserSampler(range(job.clients)))

@@ -3,13 +3,13 @@
 import copy
 
 import torch
-from jobs import LR, Job, Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors, warm_up
-from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.speed.jobs import LR, Job, Stopwatch, arguments, load
+from benchmarks.speed.peers.models import Model, build, probe_loss, tensors, warm_up
 
-def train_client(model: nn.Module, data: TensorDataset, job: Job) -> dict[str, torch.Tensor]:
+
+def train_client(model: Model, data: TensorDataset, job: Job) -> dict[str, torch.Tensor]:
     """The job's local steps on one client's data, in place; returns the new weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for _ in range(job.steps):
@@ -25,7 +25,7 @@ def average(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 
-def run(model: nn.Module, clients: list[TensorDataset], job: Job) -> None:
+def run(model: Model, clients: list[TensorDataset], job: Job) -> None:
     """All rounds, the global model in place."""
     for _ in range(job.rounds):
         states = [train_client(copy.deepcopy(model), data, job) for data in clients]

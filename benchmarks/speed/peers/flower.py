@@ -1,4 +1,4 @@
-"""Flower: its FedAvg strategy on the simulation runtime, one Ray actor a core."""
+"""Flower: its FedAvg strategy on the simulation runtime, one Ray actor per core."""
 
 import functools
 import time
@@ -9,17 +9,17 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from jobs import JOBS, Job, Stopwatch, arguments, load
-from peers.models import build, probe_loss, tensors, warm_up
-from peers.plain import train_client
-from torch import nn
 from torch.utils.data import TensorDataset
+
+from benchmarks.speed.jobs import JOBS, Job, Stopwatch, arguments, load
+from benchmarks.speed.peers.models import Model, build, probe_loss, tensors, warm_up
+from benchmarks.speed.peers.plain import train_client
 
 client = ClientApp()
 
 
 @functools.cache
-def resident(job: str, folder: str) -> tuple[Job, nn.Module, list[TensorDataset]]:
+def resident(job: str, folder: str) -> tuple[Job, Model, list[TensorDataset]]:
     """What an actor keeps between messages: the data and one model."""
     shards = load(JOBS[job], Path(folder))
     warm_up(JOBS[job], shards)
@@ -27,20 +27,25 @@ def resident(job: str, folder: str) -> tuple[Job, nn.Module, list[TensorDataset]
     return JOBS[job], build(JOBS[job]), parts
 
 
+def where(message: Message) -> tuple[str, str]:
+    """The job's name and the folder of its data."""
+    config = message.content.config_records["config"]
+    return str(config["job"]), str(config["folder"])
+
+
 @client.query()
 def wake(message: Message, context: Context) -> Message:
     """Load the data; sent before the clock starts."""
-    resident(**message.content["config"])
+    resident(*where(message))
     return Message(RecordDict(), reply_to=message)
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """One client's local steps."""
-    config = message.content["config"]
-    job, model, parts = resident(config["job"], config["folder"])
-    data = parts[context.node_config["partition-id"]]
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    job, model, parts = resident(*where(message))
+    data = parts[int(context.node_config["partition-id"])]
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     arrays = ArrayRecord(train_client(model, data, job))
     metrics = MetricRecord({"num-examples": len(data)})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -73,11 +78,10 @@ def main() -> None:
     def run(grid: Grid, context: Context) -> None:
         serve(grid, job, folder)
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    run_simulation(server, client, job.clients, backend_config={"client_resources": resources})
+    run_simulation(server, client, job.clients, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
 
 
 if __name__ == "__main__":
-    from peers import flower  # so that actors find the client by name and keep its cache
+    from benchmarks.speed.peers import flower  # so that actors find the client by name and keep its cache
 
     flower.main()

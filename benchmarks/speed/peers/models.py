@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jobs import CLASSES, DECAY, LR, Job, Shards
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from benchmarks.speed.jobs import CLASSES, DECAY, LR, Job, Shards
 
 
 def hinge(output: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +25,8 @@ class SquaredSVM(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).squeeze(1)
+        out: Tensor = self.linear(x).squeeze(1)
+        return out
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The regularised squared hinge loss; y is +1 or -1."""
@@ -50,14 +52,18 @@ class CNN(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy; y is the digit."""
         return F.cross_entropy(self(x), y)
 
 
-def build(job: Job) -> SquaredSVM | CNN:
+Model = SquaredSVM | CNN
+
+
+def build(job: Job) -> Model:
     """The job's model, the same start for every peer."""
     torch.manual_seed(0)
     return SquaredSVM() if job.model == "svm" else CNN()
@@ -98,6 +104,6 @@ def warm_up(job: Job, shards: Shards) -> None:
 
 
 @torch.no_grad()
-def probe_loss(model: SquaredSVM | CNN, shards: Shards) -> float:
+def probe_loss(model: Model, shards: Shards) -> float:
     """The loss on the probe rows."""
     return model.loss(*tensors(shards.probe())).item()

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]  # of the repository
 ENVIRONMENTS = HERE / ".envs"
 TORCH = ("torch==2.13.0", "numpy")
 # FedJAX calls jax.tree_map, which later releases dropped; the rest are the last to accept that release.
@@ -24,7 +25,7 @@ class Engine(NamedTuple):
     module: str
     requirements: tuple[str, ...] = ()  # none: the interpreter that runs the benchmark
     options: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()  # whose versions are recorded beside those of the requirements
+    packages: tuple[str, ...] = ()  # whose versions are recorded with those of the requirements
     absent: Mapping[str, str] = MappingProxyType({})  # job -> reason
 
 
@@ -47,7 +48,7 @@ ENGINES = {
 
 
 def prepare(name: str) -> Path:
-    """The engine's interpreter; its environment is made on the first call and whenever its needs change."""
+    """The engine's interpreter; its environment is made on the first call and whenever its requirements change."""
     engine = ENGINES[name]
     if not engine.requirements:
         return Path(sys.executable)
@@ -71,4 +72,6 @@ def versions(name: str, python: Path) -> dict[str, str]:
     engine = ENGINES[name]
     names = sorted({re.split(r"[\[=<>]", line)[0] for line in engine.requirements} | set(engine.packages))
     code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
-    return json.loads(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
