@@ -14,6 +14,7 @@ from studies.paper.claims import METRICS, RIVALS, Claim, Holds, verdict
 from studies.paper.measures import (
     Array,
     Runs,
+    by_client,
     by_round,
     format_median,
     mean_of_last,
@@ -104,7 +105,7 @@ def worse_case3(runs: Runs) -> Claim:
 
 def _detail(runs: Runs, name: str, first: int) -> Array:
     """[rounds, clients] of seed 0's run, or [rounds]."""
-    return np.array([line[name] for line in runs_of(runs, CASE[3])[0].rounds[first:50]], dtype=float)
+    return by_client(runs_of(runs, CASE[3])[0].rounds[first:50], name)
 
 
 def tau_swings(runs: Runs) -> Claim:
@@ -252,11 +253,13 @@ def ahead_at_fifty(runs: Runs) -> Claim:
     at = mean_of_last(runs_of(runs, FIFTY, "fedavg"), "test_loss")
     each = {m: median(rounds_until(runs_of(runs, FIFTY, m), "test_loss", at)) for m in ("fedveca", "fedavg", "fednova")}
     ours, theirs = runs_of(runs, FIFTY), runs_of(runs, FIFTY, "fedavg")
-    equal = []
+    at_equal_steps = []
     for a, b in zip(ours, theirs, strict=True):  # FedVeca's loss when it has spent FedAvg's steps
         spent = np.cumsum([sum(line["tau"]) for line in a.rounds])
-        equal.append(a.rounds[int(np.searchsorted(spent, min(b.summary["tau_all"], spent[-1])))]["test_loss"])
-    loss, steps = statistics.fmean(equal), [statistics.fmean(r.summary["tau_all"] for r in x) for x in (ours, theirs)]
+        k = int(np.searchsorted(spent, min(b.summary["tau_all"], spent[-1])))
+        at_equal_steps.append(by_round([a], "test_loss")[0, k])
+    loss = float(np.mean(at_equal_steps))
+    steps = [statistics.fmean(r.summary["tau_all"] for r in x) for x in (ours, theirs)]
     checks = [each["fedveca"] < each["fedavg"], each["fedveca"] < each["fednova"], loss < at]
     return Claim(
         "With 50 clients FedVeca converges faster than FedAvg and FedNova, in rounds and for the same local steps.",

@@ -12,7 +12,7 @@ import numpy as np
 from fedveca.runs.folder import Run
 from fedveca.views.figures.curves import STYLE, focus, line, save
 from fedveca.views.series import look
-from studies.paper.measures import MODELS, Runs, by_round, deviation, final_values, kept_so_far, runs_of
+from studies.paper.measures import MODELS, Runs, by_client, by_round, deviation, final_values, kept_so_far, runs_of
 from studies.paper.reported import REPORTED, TITLES, task_of
 
 COLOURS = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}
@@ -118,15 +118,15 @@ def instant(run: Run, path: Path, rounds: int = 50) -> None:
         figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
         for axis, (name, label) in zip(axes.flat, panels, strict=True):
             lines = [entry for entry in run.rounds[:rounds] if entry.get(name) is not None]
-            lines = [entry for entry in lines if name != "L" or entry[name] > 0]  # 0: not known yet
-            at = [entry["round"] for entry in lines]
+            lines = [entry for entry in lines if name != "L" or entry["L"]]  # 0: not known yet
+            at, values = [entry["round"] for entry in lines], by_client(lines, name)
             if name in ("tau_k", "L"):
-                axis.plot(at, [entry[name] for entry in lines], color="black", linewidth=1.6)
+                axis.plot(at, values, color="black", linewidth=1.6)
             else:
                 for i in range(run.experiment.clients):
                     style: Any = {"color": CLIENT_COLOURS[i % len(CLIENT_COLOURS)], "linestyle": "-" if i < 3 else "--"}
                     style |= {"linewidth": 0.5, "marker": "o", "markersize": 3.5} if name == "tau" else {}
-                    axis.plot(at, [entry[name][i] for entry in lines], label=f"client {i + 1}", **style)
+                    axis.plot(at, values[:, i], label=f"client {i + 1}", **style)
             if name in ("delta", "A"):
                 axis.set_yscale("log")
             elif name != "beta":

@@ -6,20 +6,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveca.runs.folder import Run
-from fedveca.runs.statistics import (
-    Better,
-    Difference,
-    mean_and_spread,
-    median_rounds,
-    paired_difference,
-    rounds_to_reach,
-)
+from fedveca.runs.schema import Direction, Round, finite_number, get_number
+from fedveca.runs.statistics import Difference, mean_and_spread, median_rounds, paired_difference, rounds_to_reach
 from fedveca.views import series
 
 Runs = Mapping[str, Sequence[Run]]  # by study
@@ -41,8 +35,16 @@ def runs_of(runs: Runs, study: str, method: str = "fedveca") -> list[Run]:
 def by_round(runs: Sequence[Run], name: str) -> Array:
     """[seeds, K] of one recorded name; NaN where a round does not have it."""
     length = min(len(r.rounds) for r in runs)
-    known = ([line.get(name) for line in r.rounds[:length]] for r in runs)
+    known = ([get_number(line, name) for line in r.rounds[:length]] for r in runs)
     return np.array([[math.nan if v is None else v for v in row] for row in known])
+
+
+def by_client(rounds: Sequence[Round], name: str) -> Array:
+    """[rounds, clients] of what is recorded per client, or [rounds]."""
+    values = [line.get(name) for line in rounds]
+    return np.array(
+        [[finite_number(v) for v in value] if isinstance(value, list) else value for value in values], float
+    )
 
 
 def deviation(values: Array) -> Array:
@@ -53,16 +55,18 @@ def deviation(values: Array) -> Array:
 def kept_so_far(run: Run) -> Run:
     """The run with the test values of the kept model: on line k those of the best of w_1 ... w_(k+1)."""
     accepted = [line["accepted"] for line in run.rounds[1:]] + [run.summary["kept"]["round"] == len(run.rounds)]
-    rounds = run.rounds[:0]
-    for line, better in zip(run.rounds, accepted, strict=True):
-        best = line if better or not rounds else rounds[-1]
-        rounds.append(line | {name: best[name] for name in ("test_loss", run.metric)})
+    rounds: list[Round] = []
+    for line, is_better in zip(run.rounds, accepted, strict=True):
+        best = line if is_better or not rounds else rounds[-1]
+        values = {name: best.get(name) for name in ("test_loss", run.metric)}
+        rounds.append(cast(Round, {**line, **values}))
     return replace(run, rounds=rounds)
 
 
 def final_values(runs: Sequence[Run], which: Which, name: str) -> list[float]:
     """One value per seed, of the last or the kept model."""
-    return [float(r.summary[which][name]) for r in runs]
+    values = [get_number(r.summary[which], name) for r in runs]
+    return [math.nan if value is None else value for value in values]
 
 
 def mean_of_last(runs: Sequence[Run], name: str) -> float:
@@ -76,7 +80,7 @@ def reaches_reported(values: Sequence[float], reported: float) -> bool:
     return spread.mean is not None and spread.mean >= reported - spread.std
 
 
-def better(name: str) -> Better:
+def better(name: str) -> Direction:
     """Whether a higher or a lower value is the better one."""
     return "higher" if "accuracy" in name else "lower"
 

@@ -58,15 +58,14 @@ def main(args: argparse.Namespace) -> int:
             device=args.device,
             workers=args.workers,
             data_dir=args.data_dir,
-            started=screen.run,
-            ended=(lambda study, run: screen.ended(run, study.name)) if args.workers > 1 else None,
+            observers=[screen],
         )
         every = [run for mine in runs.values() for run in mine]
-        stopped = [run for run in every if "stopped" in run.summary]
-        for run in stopped:
+        diverged = [run for run in every if run.diverged]
+        for run in diverged:
             screen.stopped(run)
-    if stopped:  # a table without them would not be the paper's
-        tell(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in stopped]})
+    if diverged:  # a table without them would not be the paper's
+        tell(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in diverged]})
         return 1
     report.write(every, args.out / "report.html")
     only = f" --tasks {args.tasks}" if args.tasks else ""

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
-from fedveca.runs.reading import read_table
+from fedveca.runs.files import read_object
 from fedveca.runs.statistics import is_clear, mean_and_spread, paired_difference
 from fedveca.runs.study import Setting, Study
 from studies.paper import claims, claims_svm, figures
@@ -222,7 +222,8 @@ def _premise(runs: Runs) -> dict[str, dict[str, Values]]:
 def _instant(runs: Runs) -> dict[str, Recorded]:
     run = runs_of(runs, next(iter(runs)))[0]
     names = ("round", "tau", "tau_k", "L", "beta", "delta", "A")
-    return {"seed": run.experiment.seed} | {n: [_rounded(line.get(n)) for line in run.rounds[:50]] for n in names}
+    columns = {n: [_rounded(cast(Recorded, line.get(n))) for line in run.rounds[:50]] for n in names}
+    return {"seed": run.experiment.seed, **columns}
 
 
 RESULTS: Mapping[str, Callable[[Runs], Results]] = {
@@ -241,7 +242,7 @@ def _environments(runs: Runs) -> list[dict[str, object]]:
     found: dict[str, list[str]] = {}
     for study, mine in runs.items():
         for run in mine:
-            about = read_table(run.folder, "environment.json") if run.folder else {}
+            about = read_object(run.folder, "environment.json") if run.folder else {}
             about.pop("platform", None)
             made = found.setdefault(json.dumps(about), [])
             if study not in made:

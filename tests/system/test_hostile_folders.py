@@ -21,7 +21,7 @@ from fedveca.runs import files
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_inside
 from fedveca.runs.folder import Run
-from fedveca.runs.reading import DEEPEST, MOST, read_table, require_inside
+from fedveca.runs.files import DEEPEST, OBJECT_BYTES, read_object, require_inside
 from fedveca.runs.run import run
 from fedveca.views.report import report
 
@@ -416,8 +416,8 @@ def test_what_is_opened_is_a_regular_file_of_the_folder(tmp_path: Path) -> None:
     listen(folder / "socket.json")
     sparse(folder / "sparse.json")
     with bounds(20):
-        assert read_inside(folder, "a.json", MOST) == b'{"a": [1]}'
-        assert read_table(folder, "within.json") == {"a": [1]}
+        assert read_inside(folder, "a.json", OBJECT_BYTES) == b'{"a": [1]}'
+        assert read_object(folder, "within.json") == {"a": [1]}
         for name, said in {
             "out.json": "is a link that leads out",
             "absolute.json": "is a link that leads out",
@@ -427,17 +427,17 @@ def test_what_is_opened_is_a_regular_file_of_the_folder(tmp_path: Path) -> None:
             "socket.json": "is no file",
             "below": "is no file",
             "none.json": "is missing",
-            "sparse.json": f"is too large: .* at most {MOST} are allowed",
+            "sparse.json": f"is too large: .* at most {OBJECT_BYTES} are allowed",
         }.items():
             with pytest.raises(ValueError, match=f"^{name} {said}"):
-                read_table(folder, name)
+                read_object(folder, name)
 
 
 def test_what_was_replaced_after_the_look_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "a.json")
     monkeypatch.setattr(files, "inside", lambda folder, name: folder / name)  # it was a file a moment ago
     with bounds(20), pytest.raises(OSError, match=r"a\.json is not a file$"):
-        read_inside(tmp_path, "a.json", MOST)
+        read_inside(tmp_path, "a.json", OBJECT_BYTES)
 
 
 def test_bytes_and_depth_are_bounded_to_the_one(tmp_path: Path) -> None:
@@ -448,10 +448,10 @@ def test_bytes_and_depth_are_bounded_to_the_one(tmp_path: Path) -> None:
     for depth, good in ((DEEPEST - 1, True), (DEEPEST, False), (900, False), (100_000, False)):
         (tmp_path / "a.json").write_text('{"a": ' + "[" * depth + "]" * depth + "}")
         if good:
-            assert read_table(tmp_path, "a.json").keys() == {"a"}
+            assert read_object(tmp_path, "a.json").keys() == {"a"}
         else:
             with pytest.raises(ValueError, match=r"^a\.json is (nested|not JSON: nested)"):
-                read_table(tmp_path, "a.json")
+                read_object(tmp_path, "a.json")
 
 
 def test_a_place_to_write_holds_no_way_out(tmp_path: Path) -> None:

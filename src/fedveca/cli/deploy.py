@@ -60,8 +60,9 @@ def _local(args: argparse.Namespace) -> int:
         experiment = _with_nodes(experiment, args.nodes)
         out = out_of(args.out, f"{name}-{experiment.method}-flower")
     with Screen(args.quiet) as screen:
+        screen.start(experiment, out)
         try:
-            done = run_locally(experiment, out, watch=screen.run(experiment), say=screen.note, again=bool(args.resume))
+            done = run_locally(experiment, out, watch=screen.round, say=screen.note, again=bool(args.resume))
         except Failed as error:
             screen.warn(f"fedveca: {error}")
             return 1

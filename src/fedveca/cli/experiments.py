@@ -24,7 +24,6 @@ def add(command: Command) -> None:
 def _run(args: argparse.Namespace) -> int:
     from fedveca.runs.resources import discard_unbegun
     from fedveca.runs.run import run
-    from fedveca.tasks.datasets.download import do_nothing
     from fedveca.views.terminal.screen import Screen
 
     if args.resume:
@@ -32,8 +31,7 @@ def _run(args: argparse.Namespace) -> int:
     name, experiment = experiment_of(args.words)
     out = out_of(args.out, f"{name}-{experiment.method}")
     with Screen(args.quiet or args.json) as screen, discard_unbegun(out):
-        say = do_nothing if args.quiet or args.json else None
-        done = run(experiment, out, device=args.device, watch=screen.run(experiment), say=say)
+        done = run(experiment, out, device=args.device, observers=[screen])
         screen.summary(done)
     tell(args, {"folder": str(done.folder), "summary": done.summary})
     return 1 if "stopped" in done.summary else 0
@@ -50,10 +48,9 @@ def _resume(args: argparse.Namespace) -> int:
     settings = parse_settings(args.words)
     if args.out is not None or set(settings) - {"rounds", "data_dir"}:
         raise UserError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
-    experiment = replace(Run.open(args.resume).experiment, **settings)
+    replace(Run.open(args.resume).experiment, **settings)  # rejects what is out of range
     with Screen(args.quiet or args.json) as screen:
-        watch = screen.run(experiment)
-        done = resume(args.resume, **settings, device=args.device, watch=watch, tell=screen.warn)
+        done = resume(args.resume, **settings, device=args.device, observers=[screen])
         screen.summary(done)
     tell(args, {"folder": str(done.folder), "summary": done.summary})
     return 1 if "stopped" in done.summary else 0
@@ -62,9 +59,8 @@ def _resume(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from fedveca.runs.compare import compare, table
+    from fedveca.runs.compare import compare, make_table
     from fedveca.runs.experiment import TABLE_I, reject_custom
-    from fedveca.tasks.datasets.download import do_nothing
     from fedveca.views.figures.curves import curves
     from fedveca.views.report.report import write
     from fedveca.views.terminal.screen import Screen
@@ -84,16 +80,14 @@ def _compare(args: argparse.Namespace) -> int:
             methods=methods,
             device=args.device,
             workers=args.workers,
-            started=screen.run,
-            ended=screen.ended if args.workers > 1 else None,
-            say=do_nothing if args.quiet or args.json else None,
+            observers=[screen],
         )
         for suffix in ("svg", "png"):
             curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         write(runs, out / "report.html")
-        screen.table(table(runs), name)
+        screen.table(make_table(runs), name)
         screen.say(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
         for done in runs:
             screen.stopped(done)
-    tell(args, {"folder": str(out), "report": str(out / "report.html"), "table": table(runs)})
+    tell(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
     return 1 if any("stopped" in done.summary for done in runs) else 0

@@ -24,7 +24,7 @@ def _partition(args: argparse.Namespace) -> int:
     from fedveca.views.terminal.screen import Screen
 
     _, experiment = experiment_of(args.words)
-    built = build(experiment, say=None)
+    built = build(experiment)
     counts = label_counts(built.shares, built.data.y, built.data.classes)
     with Screen(args.quiet or args.json) as screen:
         screen.partition(counts)

@@ -47,7 +47,8 @@ def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> N
 
 
 def _study(args: argparse.Namespace) -> int:
-    from fedveca.runs.folder import require_free, write_atomic
+    from fedveca.runs.files import write_atomic
+    from fedveca.runs.folder import require_free
     from fedveca.runs.run import resolve_device
     from fedveca.runs.study import read_study, run_study, tabulate_study
     from fedveca.views.report import report
@@ -67,8 +68,7 @@ def _study(args: argparse.Namespace) -> int:
             device=args.device,
             workers=args.workers,
             data_dir=args.data_dir,
-            started=screen.run,
-            ended=(lambda study, run: screen.ended(run, study.name)) if args.workers > 1 else None,
+            observers=[screen],
         )
         every = [run for mine in runs.values() for run in mine]
         for run in every:
@@ -80,7 +80,7 @@ def _study(args: argparse.Namespace) -> int:
         screen.out.print(study_table(table), soft_wrap=False)
     screen.say(f"report: {out / 'report.html'}   table: {out / 'study.json'}   runs: {out}")
     tell(args, {"folder": str(out), "report": str(out / "report.html"), "studies": content})
-    return 1 if any("stopped" in run.summary for run in every) else 0
+    return 1 if any(run.diverged for run in every) else 0
 
 
 def _reproduce(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ class Federation(SuperLink):
         self.lock = ExitStack()
 
     def __enter__(self) -> Federation:
-        self.lock.enter_context(lock_folder(self.folder, made=True))
+        self.lock.enter_context(lock_folder(self.folder, make=True))
         try:
             self._end_rest(0)  # of a former one that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.node import alive
@@ -20,8 +19,9 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import leads_out
 from fedveca.runs.folder import Run, require_new
 from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
+from fedveca.runs.schema import Round
 
-Watch = Callable[[dict[str, Any]], None]
+Watch = Callable[[Round], None]
 
 
 def run_locally(

@@ -31,7 +31,7 @@ from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import load_data, make_method
 from fedveca.runs.experiment import FIELDS, Experiment
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import write_atomic
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 

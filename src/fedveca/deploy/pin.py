@@ -55,7 +55,7 @@ def describe_app(app: Path) -> dict[str, Any]:
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
-    from fedveca.runs.folder import write_atomic  # which loads PyTorch: a message's process must not
+    from fedveca.runs.files import write_atomic  # which loads PyTorch: a message's process must not
 
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import write_atomic
 
 APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
 

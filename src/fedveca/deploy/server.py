@@ -33,6 +33,7 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
     to go on with. The test rows are those of `data`, of FEDVECA_TEST_DATA or of the experiment's data set.
     """
     with _told():
+        from fedveca.deploy.log_observer import LogObserver
         from fedveca.runs.experiment import FIELDS, Experiment
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
@@ -44,13 +45,13 @@ def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
         e = Run.open(former).experiment if former else Experiment(**settings)
         test = data or load_test_data(e)
         cohort = make_cohort(grid, e, test)
-        watch = _line(e)
+        observers = [LogObserver()]
         if former:
             rounds = max(settings.get("rounds", 0), e.rounds)
-            return resume(former, rounds=rounds, watch=watch, data=test, cohort=cohort)
+            return resume(former, rounds=rounds, observers=observers, data=test, cohort=cohort)
         out = Path(str(words.get("out", "")) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower")
         by = LOCAL if STATE in os.environ else FLOWER
-        return run(e, out, watch=watch, data=test, cohort=cohort, started_by=by)
+        return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
 def make_cohort(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
@@ -121,18 +122,6 @@ def load_test_data(e: Experiment) -> Dataset:
         return Dataset(e.data, x[:0], y[:0], x, y, int(y.max()) + 1, pixels, None)
     data = load_data(e)[0]
     return dataclasses.replace(data, writer=None)
-
-
-def _line(e: Experiment) -> Callable[[dict[str, Any]], None]:
-    """One line a round, for `flwr log`."""
-
-    def watch(line: dict[str, Any]) -> None:
-        accuracy = line.get("test_accuracy")
-        test = "" if accuracy is None else f"  accuracy {100 * accuracy:.2f} %"
-        faults = "".join(f"  client {f['client']} {f['what']}" for f in line.get("faults", []))
-        print(f"round {line['round'] + 1}/{e.rounds}{test}  {line['seconds']:.1f} s{faults}", flush=True)
-
-    return watch
 
 
 @contextmanager

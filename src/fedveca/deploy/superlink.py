@@ -24,7 +24,7 @@ from typing import Any
 
 from fedveca.deploy import private_api
 from fedveca.deploy.server import NODES
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import write_atomic
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

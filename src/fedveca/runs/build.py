@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.aggregate import aggregation_rule
-from fedveca.cohorts.faults import Faults, FaultyCohort, Inner
+from fedveca.cohorts.aggregate import AggregationRule, aggregation_rule
+from fedveca.cohorts.contract import Cohort
+from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import PrivateCohort
 from fedveca.cohorts.random import clients_per_round
@@ -21,13 +22,13 @@ from fedveca.runs.epsilon import Account, private, sending
 from fedveca.runs.experiment import ADAPTIVE, Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
+from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, prepare
-from fedveca.tasks.datasets.download import do_nothing
 from fedveca.tasks.losses import Rows
-from fedveca.tasks.models import Model
+from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name, explain_error
@@ -42,24 +43,29 @@ class Built(NamedTuple):
     shares: Shares
     problem: Problem
     algorithm: Algorithm
-    cohort: Inner
+    cohort: Cohort
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """What the custom metric stated about itself."""
+        name, better = f"test_{self.problem.measure}", getattr(self.problem, "better", None)
+        return {name: better} if better and name not in SCHEMA else {}
 
 
 def build(
     experiment: Experiment,
     device: str = "cpu",
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     *,
     model: Model | None = None,
     loss: Rows | None = None,
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
-    cohort: Inner | None = None,
+    cohort: Cohort | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
 
@@ -73,7 +79,7 @@ def build(
     if cohort is None:
         if data is None:
             check_rows(e)
-        data, shares = load_data(e, data, say, partition)
+        data, shares = load_data(e, data, partition)
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
             raise UserError(
@@ -85,20 +91,8 @@ def build(
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
     real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
-    remake = partial(
-        models.model,
-        e.model,
-        tuple(data.x_test.shape[1:]),
-        data.classes,
-        init=e.init,
-        hidden=e.hidden,
-        precision=e.precision,
-        seed=e.seed,
-        custom=model,
-        sample=sample,
-        loss=e.loss if loss is None else loss,
-        metric=e.metric if metric is None else metric,
-    )
+    shape = tuple(data.x_test.shape[1:])
+    remake = partial(make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample)
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
@@ -111,16 +105,10 @@ def build(
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
     options: dict[str, Any] = {
-        "batch": e.batch,
-        "seed": e.seed,
-        "probe": e.probe,
-        "loss": e.keep != "last",
-        "after": e.keep == "rollback",
+        **cohort_options(e),
         "pixels": data.pixels,
-        "memory_bytes": e.memory_mb * 2**20,
         "send": sending(privacy, faults),
         "even": bool(privacy),
-        "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
@@ -131,15 +119,69 @@ def build(
     return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
+class CohortOptions(TypedDict):
+    """What an experiment says to any cohort that holds clients, in this process, on a cluster or on a node."""
+
+    batch: int
+    seed: int
+    probe: int
+    loss: bool
+    after: bool
+    memory_bytes: int
+    aggregate: AggregationRule
+
+
+def cohort_options(e: Experiment) -> CohortOptions:
+    """The one place where settings become options of a cohort: the simulator, a server and its nodes ask here."""
+    return {
+        "batch": e.batch,
+        "seed": e.seed,
+        "probe": e.probe,
+        "loss": e.keep != "last",
+        "after": e.keep == "rollback",
+        "memory_bytes": e.memory_mb * 2**20,
+        "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
+    }
+
+
+def make_problem(
+    e: Experiment,
+    shape: Shape,
+    classes: int,
+    *,
+    model: Model | None = None,
+    loss: Rows | None = None,
+    metric: Metric | None = None,
+    sample: Sample | None = None,
+) -> Problem:
+    """The problem of an experiment on rows of `shape`, the same in a simulation, on a server and on its nodes.
+
+    A custom `model`, `loss` or `metric` replaces what the settings name; `sample` is prepared rows and their targets
+    to try them on.
+    """
+    return models.model(
+        e.model,
+        shape,
+        classes,
+        init=e.init,
+        hidden=e.hidden,
+        precision=e.precision,
+        seed=e.seed,
+        custom=model,
+        sample=sample,
+        loss=e.loss if loss is None else loss,
+        metric=e.metric if metric is None else metric,
+    )
+
+
 def load_data(
     e: Experiment,
     data: Dataset | None = None,
-    say: Callable[[str], None] | None = do_nothing,
     custom: Partition | None = None,
 ) -> tuple[Dataset, Shares]:
     """The data set and which client owns which of its rows."""
     if data is None:
-        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed, say=say)
+        data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
     if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
         raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
     if e.pixels != "auto":
@@ -178,7 +220,7 @@ def _on_ray(
     data: Dataset,
     shares: Shares,
     options: dict[str, Any],
-) -> Inner:
+) -> Cohort:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.aggregate != "mean":
         raise UserError(

@@ -1,13 +1,13 @@
-"""A run's whole changing state on disk, so that it goes on where it stopped and ends with the same bytes."""
+"""A run's whole changing state on disk, so that it resumes where it stopped and ends with the same bytes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,109 +19,152 @@ from fedveca.algorithms.control import TAU_MIN
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
-from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment
-from fedveca.runs.files import SECOND_NAME, read_inside
-from fedveca.runs.folder import FORMER, LAST, ROWS, guard_writing, write_draft
+from fedveca.runs.evaluate import Keeper
+from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, upgrade_settings
+from fedveca.runs.files import SECOND_NAME, find_inside, read_inside, write_atomic, write_draft
+from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
-from fedveca.runs.schema import find_inside
 from fedveca.tasks.custom import CUSTOM
 
-FORMAT = "2"
+FORMAT, FORMAT_0_1 = "3", "2"
 BLANK = b"0" * 64
-
-
-class Progress(NamedTuple):
-    """All that changes while a run goes on, but for the clients' memory, which the cohort holds."""
-
-    state: Any  # the method's, with w = w_round
-    round: int  # rounds done
-    kept: Tensor  # [P] the model handed out so far
-    kept_round: int
-    kept_loss: float  # F(kept)
-    least: float  # keep=rollback: the least estimated loss so far
-
-
-def start_progress(built: Built) -> Progress:
-    return Progress(built.state, 0, built.state.w, 0, math.inf, math.inf)
-
-
-def identify_run(experiment: Experiment, built: Built) -> str:
-    """What a checkpoint belongs to: settings (rounds may be raised, data may move) and the data themselves."""
-    seen = hashlib.sha256()
-    skip = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")
-    settings = [line for line in experiment.toml().splitlines() if line.split(" = ")[0] not in skip]
-    seen.update("\n".join(settings).encode())
-    if CUSTOM in experiment.model:
-        seen.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
-    shares = built.shares if CUSTOM in experiment.partition else ()
-    for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
-        seen.update(str((part.dtype, tuple(part.shape))).encode())
-        seen.update(_bytes(part))
-    return seen.hexdigest()
-
-
-def save_checkpoint(folder: Path, course: Progress, memory: PersistentMemory, belongs: str) -> None:
-    """Whole or not at all; the former checkpoint stays beside it."""
-    named = {f"state.{name}": v for name, v in course.state._asdict().items()} | {"kept": course.kept}
-    named["numbers"] = torch.tensor(
-        [course.round, course.kept_round, course.kept_loss, course.least], dtype=torch.float64
-    )
-    with guard_writing(folder):
-        named |= {f"memory.{name}": v for name, v in memory.save().items()}
-        content = seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, belongs)
-        new = write_draft(folder / LAST, content)
-        if (folder / LAST).exists():
-            os.replace(folder / LAST, folder / FORMER)
-        os.replace(new, folder / LAST)
-
-
-def load_checkpoint(folder: Path, built: Built, belongs: str, device: str) -> tuple[Progress, str]:
-    """The last good checkpoint and what to tell the user (nothing if all is well); the clients' memory is filled."""
-    said: list[str] = []
-    memory, beside, most = built.cohort.memory, rows_of(folder), _bound_bytes(built)
-    for name in (LAST, FORMER):
-        try:
-            named = _read(folder, name, most, belongs)
-            rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
-            course = _course(named, built, device)
-            if (rows.keys() == NodeLedger.NAMES) != isinstance(memory, NodeLedger):
-                raise Unfit(_explain_other(folder, memory))
-            memory.load(beside, rows, device, built.algorithm.memory(built.state.w))
-        except Unfit as error:
-            raise UserError(f"{folder} cannot be resumed: {name} {error}") from error
-        except (OSError, ValueError) as error:
-            said.append(str(error))
-        else:
-            return course, f"{'; '.join(said)}; went on from {name}" if said else ""
-    raise UserError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(said))}")
-
-
-def rows_of(folder: Path) -> Path:
-    """The file of the clients' memory, there or not; ValueError where it is not the folder's alone."""
-    path = folder / ROWS
-    if not os.path.lexists(path):
-        return path
-    try:
-        path = find_inside(folder, ROWS).resolve()
-        if path.stat().st_nlink > 1:
-            raise UserError(f"{ROWS} {SECOND_NAME}; resume a copy of the folder")
-    except ValueError as error:
-        raise UserError(f"{folder} cannot be resumed: {error}") from error
-    return path
+FREE = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")  # settings that may differ on resuming
 
 
 class Unfit(UserError):
     """A checkpoint that is whole, but not this run's."""
 
 
-def seal(named: Named, belongs: str, form: str = FORMAT) -> bytes:
-    """The file, with the sum of all its bytes but the sum's own."""
-    content: bytes = save(named, {"format": form, "mark": belongs, "sum": BLANK.decode()})
+class Checkpointer:
+    """Writes the checkpoints of one run; nothing where it has no folder."""
+
+    def __init__(self, folder: Path | None, built: Built) -> None:
+        self.folder, self.memory = folder, built.cohort.memory
+        self.identity = identify_run(built) if folder else {}
+
+    def save(self, keeper: Keeper) -> None:
+        """The last checkpoint becomes the former one, and both stay."""
+        if self.folder is None:
+            return
+        with guard_writing(self.folder):
+            new = write_draft(self.folder / LAST, self.encode(keeper))
+            if (self.folder / LAST).exists():
+                os.replace(self.folder / LAST, self.folder / FORMER)
+            os.replace(new, self.folder / LAST)
+
+    def encode(self, keeper: Keeper) -> bytes:
+        """A checkpoint's bytes; the clients' memory is written to its file."""
+        named = {f"state.{name}": v for name, v in keeper.state._asdict().items()} | {"kept": keeper.kept}
+        lowest = keeper.rollback.lowest if keeper.rollback else float("inf")
+        numbers = [keeper.round, keeper.kept_round, keeper.kept_loss, lowest]
+        named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
+        named |= {f"memory.{name}": v for name, v in self.memory.save().items()}
+        return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
+
+
+def identify_run(built: Built) -> dict[str, str]:
+    """What a checkpoint belongs to: the settings, by name, and the data and custom objects, by their hash."""
+    settings = {name: v for name, v in asdict(built.experiment).items() if name not in FREE}
+    return {"settings": json.dumps(settings), "data": _hash_data(hashlib.sha256(), built)}
+
+
+def load_checkpoint(folder: Path, built: Built, device: str) -> tuple[Keeper, str]:
+    """The last good checkpoint and a note for the user (none if all is well); the clients' memory is filled."""
+    notes: list[str] = []
+    memory, rows_file, most = built.cohort.memory, memory_file(folder), _bound_bytes(built)
+    for name in (LAST, FORMER):
+        try:
+            named, form = _read(folder, name, most, built)
+            rows = {n.removeprefix("memory."): v for n, v in named.items() if n.startswith("memory.")}
+            keeper = _restore(named, built, device)
+            if (rows.keys() == NodeLedger.NAMES) != isinstance(memory, NodeLedger):
+                raise Unfit(_explain_other(folder, memory))
+            memory.load(rows_file, rows, device, built.algorithm.memory(built.state.w))
+        except Unfit as error:
+            raise UserError(f"{folder} cannot be resumed: {name} {error}") from error
+        except (OSError, ValueError) as error:
+            notes.append(str(error))
+        else:
+            if form == FORMAT_0_1:  # its mark is of the text of experiment.toml, which is about to be written anew
+                with guard_writing(folder):
+                    write_atomic(folder / name, Checkpointer(folder, built).encode(keeper))
+            return keeper, f"{'; '.join(notes)}; resumed from {name}" if notes else ""
+    raise UserError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(notes))}")
+
+
+def memory_file(folder: Path) -> Path:
+    """The file of the clients' memory, there or not; UserError where it is not the folder's alone."""
+    path = folder / MEMORY_FILE
+    if not os.path.lexists(path):
+        return path
+    try:
+        path = find_inside(folder, MEMORY_FILE).resolve()
+        if path.stat().st_nlink > 1:
+            raise UserError(f"{MEMORY_FILE} {SECOND_NAME}; resume a copy of the folder")
+    except ValueError as error:
+        raise UserError(f"{folder} cannot be resumed: {error}") from error
+    return path
+
+
+def seal(named: Named, identity: Mapping[str, str], form: str = FORMAT) -> bytes:
+    """The file, with the hash of all its bytes except for the hash's own."""
+    content: bytes = save(named, {"format": form, **identity, "sum": BLANK.decode()})
     return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
 
 
+def _read(folder: Path, name: str, most: int, built: Built) -> tuple[Named, str]:
+    content = read_inside(folder, name, most)
+    try:
+        header = _read_header(content)
+        if hashlib.sha256(content.replace(header["sum"].encode(), BLANK, 1)).hexdigest() != header["sum"]:
+            raise ValueError("its content does not match its sum")
+        named: Named = load(content)
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise UserError(f"{name} is damaged") from error
+    if header.get("format") == FORMAT_0_1:
+        same = header.get("mark") == _identify_0_1(folder, built)
+    elif header.get("format") == FORMAT:
+        same = header.get("data") == identify_run(built)["data"] and _same_settings(header, built.experiment)
+    else:
+        raise Unfit(f"has the format of another version of fedveca ({header.get('format')!r:.40})")
+    if not same:
+        raise Unfit("belongs to another experiment or other data")
+    return named, header["format"]
+
+
+def _same_settings(header: Mapping[str, str], experiment: Experiment) -> bool:
+    """Whether a checkpoint has these settings; one that is newer than the checkpoint must have its default."""
+    try:
+        stored = upgrade_settings(json.loads(header["settings"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    defaults = {field.name: field.default for field in fields(experiment)}
+    now = asdict(experiment)
+    return stored.keys() <= now.keys() and all(
+        now[name] == stored.get(name, defaults[name]) for name in now if name not in FREE
+    )
+
+
+def _identify_0_1(folder: Path, built: Built) -> str:
+    """The mark of a checkpoint that version 0.1 wrote: a hash of the text of experiment.toml, and of the data."""
+    text = read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8")
+    lines = [line for line in text.splitlines() if line.split(" = ")[0] not in FREE]
+    return _hash_data(hashlib.sha256("\n".join(lines).encode()), built)
+
+
+def _hash_data(found: hashlib._Hash, built: Built) -> str:
+    e = built.experiment
+    if CUSTOM in e.model:
+        found.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
+    shares = built.shares if CUSTOM in e.partition else ()
+    for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
+        found.update(str((part.dtype, tuple(part.shape))).encode())
+        found.update(part.contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
 def _bound_bytes(built: Built) -> int:
-    """Bytes of this run's largest checkpoint: state, kept model, three numbers of each client, and its header."""
+    """Bytes of this run's largest checkpoint: state, kept model, three numbers per client, and its header."""
     parts: list[Tensor] = [*built.state._asdict().values(), built.state.w]
     return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
 
@@ -133,41 +176,25 @@ def _explain_other(folder: Path, memory: PersistentMemory) -> str:
     return f"is of a run over Flower nodes; resume it with: {local}, or where a Flower server made it: {server}"
 
 
-def _read(folder: Path, name: str, most: int, belongs: str) -> Named:
-    content = read_inside(folder, name, most)
-    try:
-        header = _header(content)
-        if hashlib.sha256(content.replace(header["sum"].encode(), BLANK, 1)).hexdigest() != header["sum"]:
-            raise UserError("its content does not match its sum")
-        named: Named = load(content)
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise UserError(f"{name} is damaged") from error
-    if header.get("format") != FORMAT:
-        raise Unfit(f"has the format of another version of fedveca ({header.get('format')!r:.40})")
-    if header.get("mark") != belongs:
-        raise Unfit("belongs to another experiment or other data")
-    return named
-
-
-def _header(content: bytes) -> dict[str, str]:
+def _read_header(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
     if size > len(content):
-        raise UserError("it ends within its header")
+        raise ValueError("it ends within its header")
     header: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
     return header
 
 
-def _course(named: Named, built: Built, device: str) -> Progress:
+def _restore(named: Named, built: Built, device: str) -> Keeper:
     """Unfit where a tensor is not of the run's shape and kind."""
     state, w = built.state, built.state.w
     wanted = {f"state.{name}": v for name, v in state._asdict().items()} | {"kept": w}
     wanted["numbers"] = torch.empty(4, dtype=torch.float64)
     for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
-        fits = name in named and name in wanted and _form(named[name]) == _form(wanted[name])
+        fits = name in named and name in wanted and _describe(named[name]) == _describe(wanted[name])
         if not fits:
             raise Unfit(f"does not fit this run: {printable(name)}")
     fresh = {name: named[f"state.{name}"].to(v.device) for name, v in state._asdict().items()}
-    done, kept_round, kept_loss, least = named["numbers"].tolist()
+    done, kept_round, kept_loss, lowest = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
     for name in ("state.w", "kept"):
@@ -177,22 +204,26 @@ def _course(named: Named, built: Built, device: str) -> Progress:
     for tau in (int(named["state.tau"].min()), int(named["state.tau"].max())):
         if not low <= tau <= high:
             raise Unfit(f"does not fit this run: tau of a client is {tau}; allowed: [{low}, {high}]")
-    return Progress(state._replace(**fresh), int(done), named["kept"].to(device), int(kept_round), kept_loss, least)
+    return Keeper(
+        built.experiment.keep,
+        state._replace(**fresh),
+        round=int(done),
+        kept=named["kept"].to(device),
+        kept_round=int(kept_round),
+        kept_loss=kept_loss,
+        lowest=lowest,
+    )
 
 
 def _bound_steps(built: Built) -> tuple[int, int]:
-    """The least and most local steps that a client of this run can have for its next round."""
+    """The fewest and most local steps that a client of this run can have in its next round."""
     e = built.experiment
     if e.method.startswith(CUSTOM):
-        return 0, LARGEST  # a custom method's own business
+        return 0, LARGEST  # for a custom method to decide
     if e.method in ADAPTIVE:
         return 1, max(e.tau_0, e.tau_max, TAU_MIN)
     return 1, LARGEST if e.tau_all else e.tau_0  # with tau_all, all of them are compared with the run's own
 
 
-def _form(v: Tensor) -> tuple[torch.dtype, torch.Size]:
+def _describe(v: Tensor) -> tuple[torch.dtype, torch.Size]:
     return v.dtype, v.shape
-
-
-def _bytes(v: Tensor) -> Any:
-    return v.contiguous().flatten().view(torch.uint8).numpy()

@@ -3,57 +3,82 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import re
 import shutil
 import signal
-import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
 
 import torch
 
 from fedveca.algorithms import Algorithm
+from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
 from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
-from fedveca.runs.folder import Run, require_free, write_atomic
+from fedveca.runs.files import write_atomic
+from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
 from fedveca.runs.lock import lock_folder
+from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
     CustomObjects,
     check_experiment,
     check_folder,
-    check_functions,
     check_seeds_and_methods,
     name_objects,
     name_of,
 )
 from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import get_number
+from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
-from fedveca.tasks.datasets.download import do_nothing
 
 Method = str | Algorithm
 NONE: CustomObjects = {}
-Started = Callable[[Experiment], Callable[[dict[str, Any]], None] | None]
+log = logging.getLogger(__name__)
+
+
+class SeedValues(TypedDict):
+    """One test value over the seeds: a run that diverged has null, and no part in mean and standard deviation."""
+
+    mean: float | None
+    std: float
+    values: list[float | None]
+
+
+class TableRow(TypedDict, total=False):
+    """One method of a comparison, as table.json has it."""
+
+    method: Required[str]
+    seeds: Required[list[int]]
+    tau_all: Required[float | None]
+    last: Required[dict[str, SeedValues]]
+    kept: Required[dict[str, SeedValues]]
+    diverged: list[int]  # the seeds whose runs diverged
 
 
 class Chain(NamedTuple):
-    """The runs of one seed, in order: the total of steps that the first one chooses is the others'."""
+    """The runs of one seed, in order: the total of local steps that the first one chooses is the others'."""
 
     experiment: Experiment
     methods: tuple[Method, ...]
     out: Path
     device: str
 
-    def __call__(self, stop: StopRequest, started: Started | None = None, custom: CustomObjects = NONE) -> list[Run]:
+    def __call__(
+        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NONE
+    ) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
@@ -63,18 +88,20 @@ class Chain(NamedTuple):
                 e = replace(e, method=method)
             else:
                 mine["method"] = method
-            folder = self.out / f"{called(method)}-seed{e.seed}"
-            done = finished(folder, e, mine)
+            folder = self.out / f"{folder_name(method)}-seed{e.seed}"
+            done = find_finished(folder, e, mine)
             if not done:
                 if stop():
                     raise Stopped
-                watch = started(e) if started else None
                 if folder.exists():
-                    done = resume(folder, device=self.device, watch=watch, data_dir=e.data_dir, stop=stop, **mine)
+                    done = resume(
+                        folder, device=self.device, observers=observers, data_dir=e.data_dir, stop=stop, **mine
+                    )
                 else:
                     with discard_unbegun(folder):
-                        done = run(e, folder, device=self.device, watch=watch, stop=stop, **mine)
-            tau_all = done.summary["tau_all"] if method in ADAPTIVE and not runs else tau_all
+                        done = run(e, folder, device=self.device, observers=observers, stop=stop, **mine)
+            if method in ADAPTIVE and not runs:
+                tau_all = find_budget(done)
             runs.append(done)
         return runs
 
@@ -87,60 +114,87 @@ def compare(
     methods: tuple[Method, ...] = TABLE_I,
     device: str = "auto",
     workers: int = 1,
-    started: Started | None = None,
-    ended: Callable[[Run], None] | None = None,
-    say: Callable[[str], None] | None = do_nothing,
+    observers: Iterable[Observer] = (),
     **custom: Unpack[CustomObjects],
 ) -> list[Run]:
     """Runs every method for every seed into folders of `out`, and writes table.json there.
 
-    A run that is already there, whole and with the same settings, is not repeated; one that was interrupted
-    goes on. With several workers, seeds run in processes side by side and only `ended` is told. Ctrl-C or SIGTERM
-    ends it after the rounds under way: all saved, then Stopped.
-    Methods are names or custom objects; so are `data`, `model`, `loss`, `metric` and `partition` (see
-    `CustomObjects`).
+    A run that is already there, finished and with the same settings, is not repeated; one that was interrupted is
+    resumed.
+
+    Args:
+        experiment: The settings; its seed is the first one.
+        seeds: How many seeds.
+        out: The folder of all runs.
+        methods: Names, or objects with the contract of `fedveca.algorithms.contract.Algorithm`. Where the first one
+            chooses its own numbers of local steps, the others get the total of them.
+        device: "auto" (CUDA where there is one), "cpu" or "cuda".
+        workers: Seeds that run in processes side by side; observers then see only the end of each run.
+        observers: Objects that see each round as it ends.
+        **custom: `data`, `model`, `loss`, `metric` and `partition` as objects: see `CustomObjects`.
+
+    Returns:
+        The runs, seed by seed.
+
+    Raises:
+        UserError: With one sentence, where something given does not fit.
+        Stopped: At Ctrl-C or SIGTERM, after the rounds under way, with everything saved.
     """
     check_experiment(experiment)
     check_folder(out)
-    check_functions(started=started, ended=ended, say=say)
+    observers = check_observers(observers)
     methods = check_seeds_and_methods(seeds, methods, workers)
     out = Path(out)
     require_free(out)
     if custom.get("method") is not None:
         raise UserError("compare takes methods=(...), names or objects, not method=")
     if workers > 1 and (custom or not all(isinstance(m, str) for m in methods)):
-        raise UserError(f"workers={workers}: objects of your own are compared in this process, workers=1")
-    if len({called(m) for m in methods}) < len(methods):
-        raise UserError(f"methods are named twice: {', '.join(map(called, methods))}")
+        raise UserError(f"workers={workers}: custom objects are compared in this process, workers=1")
+    if len({folder_name(m) for m in methods}) < len(methods):
+        raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
     chains = [
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)
     ]
-    there = (out / f"{called(m)}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
+    there = (out / f"{folder_name(m)}-seed{c.experiment.seed}" / "summary.json" for c in chains for m in methods)
     if "data" not in custom and not all(map(Path.exists, there)):
-        custom["data"] = _shared(experiment, say)  # read before anything is written
+        custom["data"] = _load_shared(experiment)  # read before anything is written
     flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
     runs = []
     try:
-        with listen_for_signals(first=lambda: setattr(flag, "value", 1)) as asked:
-            batches = (
-                _side_by_side(chains, workers, flag) if workers > 1 else (c(asked, started, custom) for c in chains)
-            )
+        with listen_for_signals(first=lambda: setattr(flag, "value", 1)) as stopping:
+            if workers > 1:
+                batches = _run_in_processes(chains, workers, flag)
+            else:
+                batches = (chain(stopping, observers, custom) for chain in chains)
             for batch in batches:
-                for done in batch:
-                    runs.append(done)
-                    if ended:
-                        ended(done)
+                runs += batch
+                for observer, done in product(observers if workers > 1 else (), batch):
+                    observer.end(done)
     except Stopped:
-        raise Stopped("stopped after a whole round, all saved; the same command goes on from there") from None
-    write_atomic(out / "table.json", json.dumps(table(runs), indent=2).encode() + b"\n")
+        raise Stopped("stopped after a whole round, all saved; the same command resumes it") from None
+    write_atomic(out / "table.json", json.dumps(make_table(runs), indent=2).encode() + b"\n")
     return runs
+
+
+def find_budget(run: Run) -> int:
+    """The total of local steps that the rivals of an adaptive method get.
+
+    Where its run diverged it is what the run would have taken at the pace of its rounds, or with tau_0 if it has none.
+    """
+    e, total = run.experiment, run.summary["tau_all"]
+    if not run.diverged:
+        return total
+    steps = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
+    budget = max(1, round(steps * e.rounds))
+    log.warning("%s seed %d diverged; its rivals get %d local steps in all", e.method, e.seed, budget)
+    return budget
 
 
 FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
 
 
-def _side_by_side(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
+def _run_in_processes(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
     threads, others = max(1, torch.get_num_threads() // workers), set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(workers, len(chains)), FRESH, _worker, (threads, flag)) as pool:
         try:
@@ -150,7 +204,7 @@ def _side_by_side(chains: list[Chain], workers: int, flag: Any) -> Iterator[list
                 pool.shutdown(cancel_futures=True)  # each worker ends its round
                 raise
         except BrokenProcessPool as error:
-            raise OSError("a worker was ended from outside; the same command goes on from there") from error
+            raise OSError("a worker was ended from outside; the same command resumes it") from error
         except Stopped:
             raise
         except BaseException:
@@ -168,7 +222,7 @@ def _worker(threads: int, flag: Any) -> None:
     _flag = flag
     torch.set_num_threads(threads)
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the parent hears them and tells
+        signal.signal(number, signal.SIG_IGN)  # the parent gets them and sets the flag
     threading.Thread(target=_outlived, daemon=True).start()
 
 
@@ -178,7 +232,7 @@ def _in_worker(chain: Chain) -> list[Run]:
 
 
 def _outlived() -> None:
-    """A worker whose parent was killed ends its round and goes."""
+    """A worker whose parent was killed ends its round and exits."""
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()
@@ -187,7 +241,7 @@ def _outlived() -> None:
         os._exit(1)
 
 
-def called(method: Method) -> str:
+def folder_name(method: Method) -> str:
     """A method's name, fit for a folder."""
     return (
         method
@@ -196,10 +250,10 @@ def called(method: Method) -> str:
     )
 
 
-def finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE) -> Run | None:
-    """The run of this experiment that `folder` holds; what is none yet is cleared away, another's is refused.
+def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE) -> Run | None:
+    """The run of this experiment that `folder` holds; one that never began is removed, another's is rejected.
 
-    Where the data lie and who tracks the run decide no number, so they may differ.
+    Where the data are and who tracks the run decide no number, so they may differ.
     """
     if not folder.exists():
         return None
@@ -218,30 +272,34 @@ def finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE)
     return done if done.summary else None
 
 
-def table(runs: list[Run]) -> list[dict[str, Any]]:
-    """One row a method: last and kept model, mean and spread over seeds."""
+def make_table(runs: list[Run]) -> list[TableRow]:
+    """One row per method: last and kept model, mean and standard deviation over the seeds that did not diverge."""
     rows = []
     for method in dict.fromkeys(r.experiment.method for r in runs):
         mine = [r for r in runs if r.experiment.method == method]
-        row: dict[str, Any] = {"method": method, "seeds": [r.experiment.seed for r in mine]}
-        row["tau_all"] = statistics.fmean(r.summary["tau_all"] for r in mine)
-        for which in ("last", "kept"):
-            for name in ("test_loss", mine[0].metric):
-                row.setdefault(which, {})[name] = spread([r.summary[which][name] for r in mine])
+        steps = mean_and_spread(None if r.diverged else r.summary["tau_all"] for r in mine).mean
+        row: TableRow = {
+            "method": method,
+            "seeds": [r.experiment.seed for r in mine],
+            "tau_all": steps,
+            "last": _collect(mine, "last"),
+            "kept": _collect(mine, "kept"),
+        }
+        if any(r.diverged for r in mine):
+            row["diverged"] = [r.experiment.seed for r in mine if r.diverged]
         rows.append(row)
     return rows
 
 
-def spread(values: list[float | None]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds; a run that diverged has no value and is counted out."""
-    known = [v for v in values if v is not None]
-    return {
-        "mean": statistics.fmean(known) if known else None,
-        "std": statistics.stdev(known) if len(known) > 1 else 0.0,
-        "values": values,
-    }
+def _collect(runs: list[Run], which: Literal["last", "kept"]) -> dict[str, SeedValues]:
+    out: dict[str, SeedValues] = {}
+    for name in ("test_loss", runs[0].metric):
+        values = [None if r.diverged else get_number(r.summary[which], name) for r in runs]
+        mean, std, _ = mean_and_spread(values)
+        out[name] = {"mean": mean, "std": std, "values": values}
+    return out
 
 
-def _shared(e: Experiment, say: Callable[[str], None] | None) -> Dataset | None:
+def _load_shared(e: Experiment) -> Dataset | None:
     """Data that do not depend on the seed are read once."""
-    return None if e.data == "synthetic" or e.data.startswith(CUSTOM) else load(e.data, e.data_dir, say=say)
+    return None if e.data == "synthetic" or e.data.startswith(CUSTOM) else load(e.data, e.data_dir)

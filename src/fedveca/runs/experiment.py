@@ -33,6 +33,7 @@ ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are g
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 MODELS = ("svm", "cnn", "mlp")
 KNOWN_MODELS = "svm, cnn, mlp or package.module:factory"
+RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
@@ -132,9 +133,14 @@ TYPES: dict[str, type] = get_type_hints(Experiment)
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 
 
+def read_experiment(text: str) -> Experiment:
+    """The settings of a run folder, also of one that an older version wrote."""
+    return Experiment(**parse_toml(text, "experiment.toml"))
+
+
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The keys of a TOML file, each known."""
-    return _check_settings(_load_toml(text, source))
+    """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
+    return _check_settings(upgrade_settings(_load_toml(text, source)))
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -162,10 +168,19 @@ def _check_settings(table: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
+def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
+    """Settings as version 0.1 named them, in the names of today."""
+    out = {RENAMED.get(key, key): value for key, value in table.items()}
+    for key, value in out.items():
+        if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
+            out[key] = CUSTOM + value.removeprefix("own:")
+    return out
+
+
 def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
-        return _check_settings(read_toml(name))
+        return _check_settings(upgrade_settings(read_toml(name)))
     if name not in presets():
         hint = suggest(name, presets())
         all_of_them = ", ".join(presets())
@@ -211,7 +226,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 def check_setting(key: str) -> str:
     if key in FIELDS:
         return key
-    near = difflib.get_close_matches(key, FIELDS, 1)
+    near = [RENAMED[key]] if key in RENAMED else difflib.get_close_matches(key, FIELDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 

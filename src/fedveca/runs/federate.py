@@ -1,34 +1,52 @@
-"""The round generator: who iterates it evaluates, records, draws and stops."""
+"""The round generator: whoever iterates over it evaluates, records, draws and stops."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
+from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, sample_clients
+from fedveca.runs.folder import to_json
+from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
-class Cohort(Protocol):
-    """The clients, wherever they are."""
+class State(Protocol):
+    """What every method's server state has, a NamedTuple: see algorithms/contract.py."""
 
-    sizes: Tensor  # [N] D_i
+    @property
+    def w(self) -> Tensor: ...  # [P] w_k
 
-    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
-        """Asks clients `ids` for tau local steps from the order; says who answered, and what."""
-        ...
+    @property
+    def tau(self) -> Tensor: ...  # [N] local steps of each client's next round
+
+    def _asdict(self) -> dict[str, Tensor]: ...
 
 
 class Diverged(RuntimeError):
     """No client of a round gave finite numbers."""
+
+
+class Rollback:
+    """Undoes a round whose estimated loss is above the lowest one before (A1.8-12)."""
+
+    def __init__(self, lowest: float = math.inf) -> None:
+        self.lowest = lowest
+
+    def accept(self, loss: float) -> bool:
+        accepted = self.lowest >= loss
+        self.lowest = min(loss, self.lowest)
+        return accepted
 
 
 def federate(
@@ -40,57 +58,63 @@ def federate(
     first: int = 0,
     participation: float = 1.0,
     seed: int = 0,
-    rollback: bool = False,
-    least: float = math.inf,
-) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The state after each round and what was seen in it: numbers [], or [n] over `ids`, and the round's faults.
+    rollback: Rollback | None = None,
+) -> Iterator[tuple[Any, Round]]:
+    """Runs the rounds of a federation, one per iteration.
 
-    A round in which faults kept everyone away changes nothing.
+    A round in which faults kept every client away changes nothing.
 
-    `rollback` undoes a round whose estimated loss is above the least one before (A1.8-12); `first` and
-    `least` let a stopped federation go on.
+    Args:
+        algorithm: The method.
+        cohort: The clients, wherever they are.
+        state: The server's state, as `algorithm.init` or an earlier round gave it.
+        rounds: The number of the last round.
+        first: Rounds that are done already, where a federation is resumed.
+        participation: The share of the clients that take part in each round.
+        seed: The seed that draws them.
+        rollback: Where given, a round that raises the estimated loss is undone.
+
+    Yields:
+        The state after each round, and the round's record.
+
+    Raises:
+        Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite.
     """
     recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
     for k in range(first, rounds):
+        start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
         order = algorithm.order(state)
-        who, report = cohort(k, order, ids, state.tau[ids])
-        trace: dict[str, Any] = {"round": torch.tensor(k), "ids": who, "left_out": ids[~torch.isin(ids, who)]}
-        trace |= {"faults": list(report.faults)} if report.faults else {}
-        if len(who) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
-            trace |= {"tau": state.tau[who], "tau_k": torch.tensor(0.0), "accepted": torch.tensor(False)}
-            trace |= {"least": torch.tensor(least, dtype=torch.float64)}
-            yield state, trace | _traffic(order, report, len(ids), 0)
-            continue
-        if len(who) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advice(recent)}")
-        recent.extend([(k, report.norms)] if report.norms else [])
-        size = cohort.sizes[who].double()
-        p = size / size.sum()
-        after, seen = algorithm.update(state, who, p, report)
-        if not bool(torch.isfinite(after.w).all()):
-            raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advice(recent)}")
-        trace |= {"tau": state.tau[who], "tau_k": p @ state.tau[who].double()} | seen
-        trace |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
-        if rollback:
-            F = float(p @ report.each["after"])  # (4), from the local models: A1.5
-            accepted = least >= F
-            least = min(F, least)
-            after = after if accepted else after._replace(w=state.w)
-            trace |= {"accepted": torch.tensor(accepted), "least": torch.tensor(least, dtype=torch.float64)}
-        trace |= _traffic(order, report, len(ids), len(who))
-        state = after
-        yield state, trace
+        answered, report = cohort(k, order, ids, state.tau[ids])
+        seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
+        seen |= {"faults": list(report.faults)} if report.faults else {}
+        if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
+            seen |= {"tau": state.tau[answered], "tau_k": 0.0, "accepted": False}
+        elif len(answered) == 0:
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advise(recent)}")
+        else:
+            recent.extend([(k, report.norms)] if report.norms else [])
+            p = _weigh(cohort, answered)
+            after, recorded = algorithm.update(state, answered, p, report)
+            if not bool(torch.isfinite(after.w).all()):
+                raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advise(recent)}")
+            seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
+            seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
+            if rollback:
+                accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
+                after = after if accepted else after._replace(w=state.w)
+                seen |= {"accepted": accepted}
+            state = after
+        seen |= _count_bytes(order, report, len(ids), len(answered))
+        seen["seconds"] = round(time.perf_counter() - start, 6)
+        yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
 
 def evaluate_loss(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participation: float, seed: int) -> float:
-    """F(w_k) = sum p_i F_i(w_k), by a round of no steps."""
+    """F(w_k) = sum p_i F_i(w_k), by a round without steps."""
     ids = choose_clients(cohort, k, participation, seed)
-    who, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
-    if len(who) == 0:
-        return math.inf
-    size = cohort.sizes[who].double()
-    return float((size / size.sum()) @ report.each["loss"])
+    answered, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
+    return float(_weigh(cohort, answered) @ report.each["loss"]) if len(answered) else math.inf
 
 
 def choose_clients(cohort: Cohort, k: int, participation: float, seed: int) -> Tensor:
@@ -99,9 +123,15 @@ def choose_clients(cohort: Cohort, k: int, participation: float, seed: int) -> T
     return sample_clients(seed, k, clients, clients_per_round(clients, participation))
 
 
-def _advice(recent: Iterable[tuple[int, Norms]]) -> str:
+def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
+    """p_i = D_i / sum D_j over the clients that answered."""
+    size = cohort.sizes[ids].double()
+    return size / size.sum()
+
+
+def _advise(recent: Iterable[tuple[int, Norms]]) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
-    most, said = MARGIN, "a smaller lr usually helps"
+    most, advice = MARGIN, "a smaller lr usually helps"
     for k, (ids, norms) in recent:
         for row in norms.double().cpu():
             clients, row = ids[torch.isfinite(row)], row[torch.isfinite(row)]
@@ -111,14 +141,16 @@ def _advice(recent: Iterable[tuple[int, Norms]]) -> str:
             others = float(torch.cat([row[:at], row[at + 1 :]]).median())
             if others > 0 and float(row[at]) / others > most:
                 most = float(row[at]) / others
-                said = f"the update of client {int(clients[at])} in round {k + 1} was {most:.3g} times as long as the "
-                said += "others' median: check that client; aggregate=clip or a smaller lr may help"
-    return said
+                advice = (
+                    f"the update of client {int(clients[at])} in round {k + 1} was {most:.3g} times as long as the "
+                )
+                advice += "others' median: check that client; aggregate=clip or a smaller lr may help"
+    return advice
 
 
-def _traffic(order: Order, report: Report, asked: int, answered: int) -> Named:
-    """What crosses a network, in bytes: vectors, and 8-byte numbers."""
+def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> Mapping[str, int]:
+    """What crosses a network, in bytes: vectors, and numbers of 8 bytes."""
     vector = report.width * order.w.numel()
     down = asked * (vector * (1 + len(order.aux)) + 8)
     up = answered * (vector * len(report.mean) + 8 * len(report.each))
-    return {"bytes_down": torch.tensor(down), "bytes_up": torch.tensor(up)}
+    return {"bytes_down": down, "bytes_up": up}

@@ -1,31 +1,47 @@
-"""The run folder: what a run leaves behind, readable at any moment."""
+"""The run folder: what a run leaves on disk, readable at any moment, and the `Run` that people hold."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.experiment import Experiment, parse_toml
-from fedveca.runs.files import open_regular, read_inside, read_lines
-from fedveca.runs.interrupt import RUN, STARTED_BY, FolderUnwritable, how_to_resume
-from fedveca.runs.schema import parse_object, validate_records
+from fedveca.plugins import load_plugin
+from fedveca.runs.experiment import Experiment, read_experiment
+from fedveca.runs.files import open_regular, read_inside, read_lines, read_object, write_atomic
+from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
+from fedveca.runs.schema import (
+    SCHEMA,
+    Direction,
+    Environment,
+    Json,
+    Partition,
+    Round,
+    Summary,
+    find_metric,
+    is_number,
+    parse_object,
+    validate_round,
+    validate_summary,
+)
 from fedveca.version import __version__
 
+if TYPE_CHECKING:
+    import pandas
+
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
-ROWS = "memory.rows"  # the clients' memory: both checkpoints point into it
+MEMORY_FILE = "memory.rows"  # the clients' memory: both checkpoints point into it
 FILES = (
     "experiment.toml",
     "environment.json",
@@ -37,8 +53,10 @@ FILES = (
     "summary.json",
     "trackers.json",
 )
-BEFORE = (".lock", "environment.json", "partition.json", "rounds.jsonl", "deployment")  # comes before the settings
+ALLOWED_BEFORE = (".lock", "environment.json", "partition.json", "rounds.jsonl", "deployment")  # in a new run's folder
 FILE_BYTES = 2**24  # the most of a file that does not grow with the run
+COLUMNS_OF_A_FRAME = 1000
+PARTITION_CLIENTS = 200  # clients of partition.json
 
 
 def line_bytes(clients: int) -> int:
@@ -48,29 +66,50 @@ def line_bytes(clients: int) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, finished or not: its settings, its rounds and its closing summary."""
+    """One run, finished or not.
+
+    Attributes:
+        experiment: Its settings.
+        rounds: One record per round: see `fedveca.runs.schema.Round` and docs/metrics.md.
+        summary: The closing summary; empty where the run has not ended.
+        model: The kept model's parameters by name; empty where the run was opened from a folder.
+        folder: The run folder; None for a run in memory.
+        directions: What a custom metric stated about itself: whether higher or lower is better.
+    """
 
     experiment: Experiment
-    rounds: list[dict[str, Any]]
-    summary: dict[str, Any]
-    model: dict[str, Tensor] = field(default_factory=dict, repr=False)  # the kept model's own parameters
+    rounds: list[Round]
+    summary: Summary
+    model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     folder: Path | None = None
+    directions: dict[str, Direction] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def open(folder: Path | str) -> Run:
-        """Reads a run folder; ValueError with one sentence if it is none."""
+        """Reads a run folder.
+
+        Args:
+            folder: The folder that `run`, `compare` or a deployment wrote; the run may still be under way.
+
+        Returns:
+            The run, without the model's parameters.
+
+        Raises:
+            UserError: Where it is not a run folder, or holds what no run writes.
+        """
         folder = Path(folder)
         try:
-            settings = read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8")
-            experiment = Experiment(**parse_toml(settings, "experiment.toml"))
-            closing = (folder / "summary.json").exists() and read_inside(folder, "summary.json", FILE_BYTES)
-            summary = parse_object(closing.decode("utf-8"), "summary.json") if closing is not False else {}
-            validate_records([], summary)
-            rounds: list[dict[str, Any]] = []
-            for k, line in enumerate(read_lines(folder, "rounds.jsonl", line_bytes(experiment.clients))):
-                rounds.append(parse_object(line, f"line {k + 1} of rounds.jsonl"))
-                validate_records(rounds[k:], {}, k)  # at once: what is not sound is not read to its end
-            return Run(experiment, rounds, summary, folder=folder)
+            experiment = read_experiment(read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8"))
+            summary: Mapping[str, object] = {}
+            if (folder / "summary.json").exists():
+                summary = parse_object(read_inside(folder, "summary.json", FILE_BYTES).decode("utf-8"), "summary.json")
+                validate_summary(summary)
+            rounds: list[Round] = []
+            for k, text in enumerate(read_lines(folder, "rounds.jsonl", line_bytes(experiment.clients))):
+                record = parse_object(text, f"line {k + 1} of rounds.jsonl")
+                if validate_round(record, k):  # at once: what is invalid is not read to its end
+                    rounds.append(record)
+            return Run(experiment, rounds, cast(Summary, summary), {}, folder, _read_directions(folder))
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
@@ -79,25 +118,45 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """The recorded test value beside the loss: test_accuracy, unless the run told another."""
-        told = (name for line in (self.summary.get("kept", {}), *self.rounds) for name in line)
-        return next((name for name in told if name.startswith("test_") and name != "test_loss"), "test_accuracy")
+        """The name of the recorded test value next to the loss: test_accuracy, unless the run has another metric."""
+        return find_metric((self.summary.get("kept", {}), *self.rounds))
 
-    def frame(self) -> Any:
-        """The rounds as a pandas frame: one row a round, one column a recorded name."""
-        from fedveca.views.notebook import frame
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended early because no finite model was left."""
+        return "stopped" in self.summary
 
-        return frame(self)
+    def better(self, name: str) -> Direction | None:
+        """Whether a higher or a lower value of a recorded quantity is better; None where nobody has stated it."""
+        return SCHEMA[name].better if name in SCHEMA else self.directions.get(name)
+
+    def column(self, name: str) -> list[Json]:
+        """One recorded quantity over the rounds that have it."""
+        lines = (cast("dict[str, Json]", record) for record in self.rounds)
+        return [line[name] for line in lines if line.get(name) is not None]
+
+    def frame(self) -> pandas.DataFrame:
+        """The rounds as a pandas frame.
+
+        Returns:
+            One row per round and one column per recorded quantity; lists stay lists, over the round's `ids`.
+
+        Raises:
+            ImportError: Without pandas.
+            UserError: Where the rounds have more names than a frame has columns.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("run.frame() needs pandas: pip install pandas") from error
+        names = len({name for record in self.rounds for name in record})
+        if names > COLUMNS_OF_A_FRAME:
+            raise UserError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS_OF_A_FRAME} columns")
+        return pandas.DataFrame(self.rounds)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: table and curves."""
-        from fedveca.views.notebook import html
-
-        return html(self)
-
-    def column(self, name: str) -> list[Any]:
-        """One recorded name over the rounds that have it."""
-        return [line[name] for line in self.rounds if line.get(name) is not None]
+        """What a notebook shows: a table and curves."""
+        return str(load_plugin("notebook")(self))
 
 
 class RunFolder:
@@ -109,22 +168,18 @@ class RunFolder:
         self._rounds = os.fdopen(lines, "ab", buffering=0)
 
     @staticmethod
-    def make(
-        path: Path, experiment: Experiment, device: str, counts: Tensor | None = None, started_by: str = RUN
-    ) -> RunFolder:
+    def make(path: Path, experiment: Experiment, environment: Environment, counts: Tensor | None) -> RunFolder:
         """A new folder with environment, partition and, last, the settings; with these it is a run.
 
         `counts` are the rows of each label [N, C] by client; of very many clients, evenly spaced ones are written.
         """
-        require_new(path)
-        about = describe_environment(device) | ({STARTED_BY: started_by} if started_by != RUN else {})
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _tidy(path)
-            write_atomic(path / "environment.json", _json(about, indent=2))
+            _remove_drafts(path)
+            write_atomic(path / "environment.json", _encode(environment, indent=2))
             write_atomic(path / "rounds.jsonl", b"")
             if counts is not None:
-                write_atomic(path / "partition.json", _partition(counts))
+                write_atomic(path / "partition.json", _encode(_describe_partition(counts)))
             write_atomic(path / "experiment.toml", experiment.toml().encode())
             return RunFolder(path)
         except OSError as error:
@@ -134,14 +189,14 @@ class RunFolder:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     @staticmethod
-    def again(path: Path, experiment: Experiment, lines: list[dict[str, Any]]) -> RunFolder:
-        """A folder to go on with, cut back to the rounds of its checkpoint."""
+    def reopen(path: Path, experiment: Experiment, rounds: list[Round]) -> RunFolder:
+        """A folder to resume, cut back to the rounds of its checkpoint."""
         try:
-            content = b"".join(_json(line) + b"\n" for line in lines)
+            content = b"".join(_encode(record) + b"\n" for record in rounds)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
         try:
-            _tidy(path)
+            _remove_drafts(path)
             (path / "summary.json").unlink(missing_ok=True)
             write_atomic(path / "experiment.toml", experiment.toml().encode())
             write_atomic(path / "rounds.jsonl", content)
@@ -149,17 +204,19 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
-    def round(self, line: dict[str, Any]) -> None:
-        left = _json(line) + b"\n"
+    def write_round(self, record: Round) -> None:
+        """Appends a round's line and waits until it is on the disk."""
+        left = _encode(record) + b"\n"
         with guard_writing(self.path):
             while left:
                 left = left[self._rounds.write(left) :]
             os.fsync(self._rounds.fileno())
 
-    def close(self, summary: dict[str, Any], model: dict[str, Tensor]) -> None:
+    def write_end(self, summary: Summary, model: dict[str, Tensor]) -> None:
+        """Writes the kept model and, last, the summary."""
         with guard_writing(self.path):
             write_atomic(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
-            write_atomic(self.path / "summary.json", _json(summary, indent=2))
+            write_atomic(self.path / "summary.json", _encode(summary, indent=2))
 
     def __enter__(self) -> RunFolder:
         return self
@@ -169,72 +226,31 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def guard_writing(folder: Path, what: type[OSError] = OSError) -> Iterator[None]:
-    """CutOff, with what to do, where the folder of a run under way cannot be written; `what` says so."""
+def guard_writing(folder: Path, error_type: type[OSError] = OSError) -> Iterator[None]:
+    """FolderUnwritable, with what to do, where the folder of a run under way cannot be written."""
     try:
         yield
-    except what as error:
+    except error_type as error:
         if not folder.is_dir():
-            raise FolderUnwritable(f"{folder} is gone: it was deleted or moved while the run went on") from error
+            raise FolderUnwritable(f"{folder} is gone: it was deleted or moved during the run") from error
         raise FolderUnwritable(
-            f"{folder} cannot be written: {error.strerror or error}; all up to its last checkpoint is whole, "
-            f"and {how_to_resume(folder)} goes on from there"
+            f"{folder} cannot be written: {error.strerror or error}; everything up to its last checkpoint is saved: "
+            f"resume it with: {how_to_resume(folder)}"
         ) from error
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """A reader sees the former content or the new one, never a part."""
-    os.replace(write_draft(path, content), path)
-
-
-def write_draft(path: Path, content: bytes) -> Path:
-    """The content on the disk, beside the place that it is for."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    try:
-        with open(beside, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    return beside
-
-
-def _tidy(folder: Path) -> None:
-    """Takes away the drafts of processes that were killed."""
-    for path in folder.glob(".*"):
-        if _is_draft(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _is_draft(name: str) -> bool:
-    """Whether it is the name of a draft of a file of a run."""
-    of, _, process = name[1:].rpartition(".")
-    return name.startswith(".") and of in FILES and process.isdigit()
-
-
 def require_new(path: Path | str) -> None:
-    """ValueError where a new run folder cannot be made: also for a folder that holds anything else."""
+    """UserError where a new run folder cannot be made: also for a folder that holds anything else."""
     path = Path(path)
     require_free(path)
     if path.is_dir():
-        others = (p.name for p in path.iterdir() if p.name not in BEFORE and not _is_draft(p.name))
+        others = (p.name for p in path.iterdir() if p.name not in ALLOWED_BEFORE and not _is_draft(p.name))
         if other := next(others, ""):
             raise UserError(f"{path} is not empty: it holds {printable(other)}; name a new folder")
 
 
-def require_files(folder: Path) -> None:
-    """ValueError where a folder stands in the place of a file that a run writes; a tracker's own cannot stop a run."""
-    for name in (*FILES, ROWS):
-        if name != "trackers.json" and (folder / name).is_dir():
-            raise UserError(f"{folder} cannot be resumed: {name} is no file")
-
-
 def require_free(path: Path) -> None:
-    """ValueError where a run folder cannot be made; one that was killed before it was made is none."""
+    """UserError where a run folder cannot be made; one whose run was killed before it began is not a run's."""
     lines = path / "rounds.jsonl"
     if (path / "experiment.toml").exists() or (lines.exists() and lines.stat().st_size):
         raise UserError(f"{path} already holds a run; name another folder")
@@ -245,8 +261,15 @@ def require_free(path: Path) -> None:
         raise UserError(f"{path} cannot be written: no permission in {above}")
 
 
-def describe_environment(device: str) -> dict[str, Any]:
-    """What a result may depend on beside the experiment."""
+def require_files(folder: Path) -> None:
+    """UserError where a folder is in the place of a file that a run writes; a tracker's notes cannot stop a run."""
+    for name in (*FILES, MEMORY_FILE):
+        if name != "trackers.json" and (folder / name).is_dir():
+            raise UserError(f"{folder} cannot be resumed: {name} is not a file")
+
+
+def describe_environment(device: str) -> Environment:
+    """What a result may depend on besides the experiment."""
     return {
         "fedveca": __version__,
         "python": sys.version.split()[0],
@@ -258,26 +281,48 @@ def describe_environment(device: str) -> dict[str, Any]:
     }
 
 
-def _partition(counts: Tensor, most: int = 200) -> bytes:
-    pick = torch.linspace(0, len(counts) - 1, min(len(counts), most)).round().long()
-    told = {"all": len(counts), "clients": pick, "sizes": counts.sum(1)[pick], "labels": counts[pick]}
-    return _json({name: to_json(value) for name, value in told.items()})
-
-
-def to_json(value: Any) -> Any:
-    """Tensors as numbers and lists, and what JSON cannot say (NaN, infinity) as null."""
+def to_json(value: object) -> Json:
+    """Tensors as numbers and lists; what JSON cannot say (NaN, infinity) as null."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, list):
         return [to_json(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not is_number(value):
         return None
-    return value
+    return cast(Json, value)
 
 
-def summary_of(experiment: Experiment, tau_all: int, seconds: float, **rest: Any) -> dict[str, Any]:
-    return {"experiment": asdict(experiment), "tau_all": tau_all, "seconds": round(seconds, 3)} | rest
+def _describe_partition(counts: Tensor) -> Partition:
+    pick = torch.linspace(0, len(counts) - 1, min(len(counts), PARTITION_CLIENTS)).round().long()
+    return {
+        "all": len(counts),
+        "clients": pick.tolist(),
+        "sizes": counts.sum(1)[pick].tolist(),
+        "labels": counts[pick].tolist(),
+    }
 
 
-def _json(value: Any, indent: int | None = None) -> bytes:
+def _read_directions(folder: Path) -> dict[str, Direction]:
+    """What a custom metric stated about itself; nothing where environment.json cannot be what a run wrote."""
+    with contextlib.suppress(OSError, ValueError):
+        stated = read_object(folder, "environment.json").get("better")
+        if isinstance(stated, dict):
+            return {k: cast(Direction, v) for k, v in stated.items() if v in ("higher", "lower")}
+    return {}
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Removes the drafts of processes that were killed."""
+    for path in folder.glob(".*"):
+        if _is_draft(path.name):
+            path.unlink(missing_ok=True)
+
+
+def _is_draft(name: str) -> bool:
+    """Whether it is the name of a draft of a file of a run."""
+    file, _, process = name[1:].rpartition(".")
+    return name.startswith(".") and file in FILES and process.isdigit()
+
+
+def _encode(value: object, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent, allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""How a run ends before its time: at the user's word, or because its folder can no longer be written."""
+"""How a run ends early: the user stops it, or its folder can no longer be written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from fedveca.runs.files import read_inside
-from fedveca.runs.schema import parse_object
+from fedveca.runs.files import read_object
 
 StopRequest = Callable[[], bool]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,15 +24,15 @@ SHORT = (
     "failed to map segment",
     "can't start new thread",
 )
-HEARD = b"fedveca: finishing this round, then saving; once more stops at once\n"
+HEARD = b"fedveca: finishing this round, then saving; press again to stop at once\n"
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised between rounds with all saved; the text says how to go on."""
+    """Raised between rounds with all saved; the text says how to resume."""
 
 
 class FolderUnwritable(OSError):
-    """A run folder that can no longer be written; what it holds is whole."""
+    """A run folder that can no longer be written; what it holds is complete."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -43,22 +42,24 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in SHORT)
 
 
-RUN, LOCAL, FLOWER = "fedveca run", "fedveca deploy local", "a Flower server"
+RUN, PYTHON, LOCAL, FLOWER = "fedveca run", "Python", "fedveca deploy local", "a Flower server"
 STARTED_BY = "started_by"  # in environment.json, where it was not `fedveca run`
 
 
 def find_starter(folder: Path) -> str:
     """Who started the run in a folder, and so resumes it."""
     with contextlib.suppress(OSError, ValueError):
-        told = parse_object(read_inside(folder, "environment.json", 2**20).decode("utf-8"), "environment.json")
-        if told.get(STARTED_BY) in (LOCAL, FLOWER):
-            return str(told[STARTED_BY])
+        starter = read_object(folder, "environment.json").get(STARTED_BY)
+        if starter in (PYTHON, LOCAL, FLOWER):
+            return str(starter)
     return RUN
 
 
 def how_to_resume(folder: Path, by: str = "") -> str:
-    """The command that resumes the run in a folder."""
+    """The command that resumes the run in a folder, or the call where it was given custom objects from Python."""
     by = by or find_starter(folder)
+    if by == PYTHON:
+        return f"fedveca.resume({str(folder)!r}, ...) in Python, with the same objects"
     if by == FLOWER:
         setting = f"resume={json.dumps(str(folder.absolute()))}"
         return f"flwr run APP --run-config {shlex.quote(setting)}"

@@ -16,7 +16,7 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, show_value
 from fedveca.runs.experiment import FIELDS, METHODS, Experiment
 from fedveca.runs.federate import Diverged, federate
-from fedveca.runs.folder import Run, to_json
+from fedveca.runs.folder import Run
 from fedveca.tasks.custom import CUSTOM, check_dataset
 from fedveca.tasks.datasets.dataset import NAMES, Dataset
 from fedveca.tasks.losses import Rows
@@ -135,11 +135,11 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 device=device,
             )
             first = method.init(problem.init().to(device), torch.ones(clients, dtype=torch.int64))
-            for state, trace in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
+            for state, record in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
                 if state.w.shape != (problem.size,) or len(state.tau) != clients:
                     got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
                     raise UserError(f"update gives {got}, not [{problem.size}] and [{clients}]")
-                json.dumps({name: to_json(value) for name, value in trace.items()})
+                json.dumps(record)
         except Diverged:
             return
         except Exception as error:
@@ -157,11 +157,6 @@ def check_runs(runs: Any) -> list[Run]:
             f"runs: {show_value(odd)} is not a list of runs; they are what run, compare and Run.open return"
         )
     return found
-
-
-def copy_record(line: dict[str, Any]) -> dict[str, Any]:
-    """A round's line for a function of the user's: what it changes there stays out of the record."""
-    return {name: list(value) if isinstance(value, list) else value for name, value in line.items()}
 
 
 def name_objects(experiment: Experiment, **given: Any) -> Experiment:

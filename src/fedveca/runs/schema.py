@@ -1,80 +1,267 @@
-"""Whether what stands in a run folder can be what a run wrote: files of its own, numbers where numbers belong."""
+"""What a run records: every quantity is declared here once, and everything that shows or reads one asks here.
+
+A round's line holds the quantities of `SCHEMA`, the test values (`test_` and the metric's name) and what a custom
+method records. Rounds are counted from 0 on disk and from 1 wherever they are shown.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple, NoReturn, Required, TypedDict, TypeGuard
 
-from fedveca.errors import UserError
+from fedveca.errors import UserError, printable
 
-WHOLE = ("ids", "left_out", "tau")  # lists of whole numbers
-LISTS = ("beta", "delta", "A")
-NUMBERS = ("tau_k", "train_loss", "test_loss", "test_accuracy", "seconds", "L", "premise", "bytes_up", "bytes_down")
-LARGEST = sys.float_info.max
+Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+Direction = Literal["higher", "lower"]
+LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
+LARGEST_COUNT = 2**63 - 1
 
 
-def find_inside(folder: Path, name: str) -> Path:
-    """A file of the folder; ValueError for what is no file, or a link that leads out of it."""
-    path = folder / name
-    if path.exists() and not path.is_file():
-        raise UserError(f"{name} is no file")
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise UserError(f"{name} is a link that leads out of it")  # also where nothing is there yet
-    if not path.exists():
-        raise UserError(f"{name} is missing")
-    return path
+class ClientFault(TypedDict):
+    """A client that failed or misbehaved in a round."""
+
+    client: int
+    what: str
 
 
-def parse_object(text: str, where: str) -> dict[str, Any]:
-    """The names and values of a line of JSON."""
+class Evaluation(TypedDict, total=False):
+    """A model's loss and metric on the test rows; a custom metric has a name of its own."""
+
+    test_loss: float | None
+    test_accuracy: float | None
+    test_absolute_error: float | None
+
+
+class Round(Evaluation, total=False):
+    """One line of rounds.jsonl; lists run over `ids`."""
+
+    round: Required[int]
+    ids: Required[list[int]]
+    left_out: Required[list[int]]
+    tau: Required[list[int]]
+    tau_k: float | None
+    accepted: bool
+    train_loss: float | None
+    beta: list[float | None]
+    delta: list[float | None]
+    A: list[float | None]
+    L: float | None
+    premise: float | None
+    epsilon: float | None
+    faults: list[ClientFault]
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+
+
+class ModelResult(Evaluation, total=False):
+    """A model's round and its values on the test rows."""
+
+    round: Required[int]
+
+
+class Summary(TypedDict, total=False):
+    """summary.json; empty for a run that has not ended."""
+
+    experiment: dict[str, str | int | float]
+    tau_all: int
+    seconds: float
+    rounds: int
+    last: ModelResult
+    kept: ModelResult
+    epsilon: float
+    stopped: str
+
+
+class Partition(TypedDict):
+    """partition.json: rows of each label by client, of up to 200 clients."""
+
+    all: int
+    clients: list[int]
+    sizes: list[int]
+    labels: list[list[int]]
+
+
+class Environment(TypedDict, total=False):
+    """environment.json: what a result may depend on besides the settings, and who resumes the run."""
+
+    fedveca: str
+    python: str
+    torch: str
+    platform: str
+    processor: str
+    threads: int
+    device: str
+    started_by: str  # who resumes the run, where it is not `fedveca run`
+    better: dict[str, Direction]  # what a custom metric stated about itself
+
+
+class Quantity(NamedTuple):
+    """One recorded quantity."""
+
+    name: str
+    label: str
+    kind: Literal["number", "per client", "flag", "clients", "faults"] = "number"
+    unit: str = ""  # "share" is shown in per cent
+    better: Direction | None = None
+    symbol: str = ""
+    formula: str = ""
+    whole: bool = False  # whole numbers only
+    at: Literal["start", "end"] = "end"  # of the round: a quantity of w_k, or of w_(k+1) and the round itself
+
+
+SCHEMA = {
+    quantity.name: quantity
+    for quantity in (
+        Quantity("round", "Round", symbol="k", formula="counted from 0", whole=True),
+        Quantity("ids", "Clients that answered", "clients", whole=True),
+        Quantity("left_out", "Clients left out", "clients", formula="asked, but no finite answer", whole=True),
+        Quantity("faults", "Faults", "faults"),
+        Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
+        Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
+        Quantity("beta", "Smoothness β", "per client", symbol="β", formula="max ‖∇F_i(w_k) − g_λ‖ / ‖w_k − w_λ‖"),
+        Quantity("delta", "Deviation δ", "per client", symbol="δ", formula="max ‖Σ g‖² / ((λ+1) ‖∇F(w_(k−1))‖²)"),
+        Quantity("A", "A = η β² δ", "per client", symbol="A", formula="η β² δ"),
+        Quantity("L", "Smoothness L", symbol="L", formula="the largest L_k so far"),
+        Quantity("premise", "Premise", formula="η τ_k L; Theorem 1 asks for at least 1"),
+        Quantity("accepted", "Accepted", "flag", formula="1 where the model was accepted"),
+        Quantity("train_loss", "Training loss", better="lower", formula="F(w_k) = Σ p_i F_i(w_k)", at="start"),
+        Quantity("test_loss", "Test loss", better="lower"),
+        Quantity("test_accuracy", "Test accuracy", unit="share", better="higher"),
+        Quantity("test_absolute_error", "Test absolute error", better="lower"),
+        Quantity("epsilon", "Privacy spent ε", better="lower", symbol="ε"),
+        Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
+        Quantity("bytes_up", "Bytes up per round", unit="bytes", whole=True),
+        Quantity("seconds", "Seconds per round", unit="s"),
+    )
+}
+DEFAULT_METRIC = "test_accuracy"
+
+
+def describe_quantity(name: str, directions: Mapping[str, Direction] | None = None) -> Quantity:
+    """A recorded quantity by its name; one that the schema does not know is a custom metric's or a custom method's.
+
+    Args:
+        name: The name in rounds.jsonl.
+        directions: What custom metrics stated about themselves, as `Run.directions` has it.
+    """
+    known = SCHEMA.get(name)
+    label = name.replace("_", " ")
+    return known or Quantity(name, label[:1].upper() + label[1:], better=(directions or {}).get(name))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a run can have recorded: finite and not a truth value."""
+    return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER  # type: ignore[arg-type]
+
+
+def finite_number(value: object) -> float | None:
+    """The value if it is a number that a run can have recorded, else None.
+
+    Examples:
+        >>> [finite_number(v) for v in (0.5, None, float("nan"), "0.5", True)]
+        [0.5, None, None, None, None]
+    """
+    return value if is_number(value) else None
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number of 64 bits."""
+    return type(value) is int and abs(value) <= LARGEST_COUNT
+
+
+def get_number(record: Mapping[str, object], name: str) -> float | None:
+    """A recorded number, or None where it is missing, null or something else."""
+    return finite_number(record.get(name))
+
+
+def find_metric(records: Iterable[Mapping[str, object]]) -> str:
+    """The test value that was recorded next to the loss; accuracy where there is none yet."""
+    names = (name for record in records for name in record)
+    return next((name for name in names if name.startswith("test_") and name != "test_loss"), DEFAULT_METRIC)
+
+
+def pick_best(values: Iterable[float | None], better: Direction | None) -> float | None:
+    """The best of those that are numbers; None where nobody knows which direction is better."""
+    numbers = [v for v in values if is_number(v)]
+    if not numbers or better is None:
+        return None
+    return max(numbers) if better == "higher" else min(numbers)
+
+
+def format_value(name: str, value: object, digits: int = 4) -> str:
+    """A recorded number for people: shares in per cent, others to so many decimals, a dash for none."""
+    if not is_number(value):
+        return "-"
+    return f"{100 * value:.2f} %" if describe_quantity(name).unit == "share" else f"{value:.{digits}f}"
+
+
+def format_spread(name: str, mean: object, spread: object) -> str:
+    """A mean and its standard deviation for people, in the unit of the quantity but without its name."""
+    if not is_number(mean) or not is_number(spread):
+        return "-"
+    scale, digits = (100, 2) if describe_quantity(name).unit == "share" else (1, 4)
+    return f"{scale * mean:.{digits}f} ±{scale * spread:.{digits}f}"
+
+
+def short_label(name: str) -> str:
+    """A test value's name within a line: test_absolute_error is `absolute error`."""
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def parse_object(text: str, where: str) -> dict[str, Json]:
+    """The names and values of a JSON object."""
     try:
-        out = json.loads(text, parse_constant=_refuse)
+        out = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where} is not JSON: {why}") from error
     if not isinstance(out, dict):
-        raise UserError(f"{where} is no table of names")
+        raise UserError(f"{where} is not a JSON object")
     return out
 
 
-def validate_records(rounds: list[dict[str, Any]], summary: dict[str, Any], first: int = 0) -> None:
-    """ValueError where a known name has a value that no run writes; the rounds are those from `first` on."""
-    for k, line in enumerate(rounds, first):
-        wrong = [name for name in WHOLE if name in line and not _each(line[name], _whole)]
-        wrong += [name for name in LISTS if name in line and not _each(line[name], _number)]
-        wrong += [name for name in NUMBERS if name in line and not _number(line[name])]
-        if type(line.get("round")) is not int or line["round"] != k:
-            wrong.append("round")
-        if wrong:
-            raise UserError(f"line {k + 1} of rounds.jsonl has no good {wrong[0]}")
-    if summary:
-        wrong = [] if _whole(summary.get("tau_all")) else ["tau_all"]
-        wrong += [name for name in ("last", "kept") if not _end(summary.get(name))]
-        if wrong:
-            raise UserError(f"summary.json has no good {wrong[0]}")
+def validate_round(record: Mapping[str, object], k: int) -> TypeGuard[Round]:
+    """True where every known quantity of line k has a value that a run can have written; UserError elsewhere."""
+    for name, value in record.items():
+        quantity = SCHEMA.get(name)
+        if quantity and not _is_valid(quantity, value):
+            raise UserError(f"line {k + 1} of rounds.jsonl: invalid value for {name}")
+    if record.get("round") != k or type(record.get("round")) is not int:
+        raise UserError(f"line {k + 1} of rounds.jsonl: invalid value for round")
+    return True
 
 
-def _each(value: Any, good: Any) -> bool:
-    return isinstance(value, list) and all(map(good, value))
+def validate_summary(summary: Mapping[str, object]) -> TypeGuard[Summary]:
+    """The same of the closing summary."""
+    wrong = [] if is_count(summary.get("tau_all")) else ["tau_all"]
+    wrong += [name for name in ("last", "kept") if not _is_result(summary.get(name))]
+    if wrong:
+        raise UserError(f"summary.json: invalid value for {wrong[0]}")
+    return True
 
 
-def _end(value: Any) -> bool:
-    """A model's round and its numbers on the test rows."""
-    numbers = isinstance(value, dict) and _whole(value.get("round")) and "test_loss" in value
-    return numbers and all(map(_number, value.values()))
+def _is_valid(quantity: Quantity, value: object) -> bool:
+    if quantity.kind == "flag":
+        return isinstance(value, bool)
+    if quantity.kind == "faults":
+        return isinstance(value, list)
+    good = is_count if quantity.whole else _is_number_or_null
+    if quantity.kind in ("per client", "clients"):
+        return isinstance(value, list) and all(map(good, value))
+    return good(value)
 
 
-def _whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
+def _is_result(value: object) -> bool:
+    if not isinstance(value, dict) or not is_count(value.get("round")) or "test_loss" not in value:
+        return False
+    return all(map(_is_number_or_null, value.values()))
 
 
-def _number(value: Any) -> bool:
-    """What a run writes of a number: null where it was not finite."""
-    return value is None or (type(value) in (int, float) and abs(value) <= LARGEST)
+def _is_number_or_null(value: object) -> bool:
+    return value is None or is_number(value)
 
 
-def _refuse(word: str) -> NoReturn:
-    raise UserError(f"{word} is no number of JSON")
+def _reject_constant(word: str) -> NoReturn:
+    raise UserError(f"{printable(word)} is not a JSON number")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fedveca.errors import UserError
-
-Better = Literal["higher", "lower"]
-LARGEST = 1e100  # no value of a run is larger, and beyond it squares overflow
+from fedveca.runs.schema import Direction, finite_number
 
 
 class Spread(NamedTuple):
@@ -27,23 +25,6 @@ class Difference(NamedTuple):
     mean: float
     interval: tuple[float, float] | None  # None for one pair, which has no spread
     n: int  # how many pairs there are
-
-
-def finite_number(value: object) -> float | None:
-    """Returns the value if it is a finite number, otherwise None.
-
-    Args:
-        value: Anything, such as what a JSON file has for a number. `True` and `False` are not numbers.
-
-    Returns:
-        The value, or None where it is not a number, not finite, or larger than 1e100.
-
-    Example:
-        >>> [finite_number(v) for v in (0.5, None, float("nan"), "0.5")]
-        [0.5, None, None, None]
-    """
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return value if number else None  # type: ignore[return-value]
 
 
 def mean_and_spread(values: Iterable[object]) -> Spread:
@@ -100,7 +81,7 @@ def paired_difference(a: Sequence[object], b: Sequence[object], confidence: floa
     return Difference(mean, (mean - half, mean + half), n)
 
 
-def is_clear(difference: Difference, better: Better) -> bool:
+def is_clear(difference: Difference, better: Direction) -> bool:
     """Tells whether a difference is an advantage of the first method beyond chance.
 
     Args:
@@ -118,7 +99,7 @@ def is_clear(difference: Difference, better: Better) -> bool:
     return low > 0 if better == "higher" else high < 0
 
 
-def rounds_to_reach(values: Iterable[object], target: float, better: Better) -> int | None:
+def rounds_to_reach(values: Iterable[object], target: float, better: Direction) -> int | None:
     """Counts the rounds until a recorded value first reaches a target.
 
     Args:

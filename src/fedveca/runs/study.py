@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from fedveca.errors import UserError, printable, show_value, suggest
-from fedveca.runs.compare import Started, compare
+from fedveca.runs.compare import SeedValues, compare
 from fedveca.runs.experiment import Experiment, check_setting, preset, read_toml, reject_custom
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
 from fedveca.runs.overrides import check_seeds_and_methods
-from fedveca.runs.statistics import finite_number, mean_and_spread, paired_difference
+from fedveca.runs.schema import get_number
+from fedveca.runs.statistics import mean_and_spread, paired_difference
 
 Setting = str | int | float
 KEYS = ("name", "preset", "settings", "methods", "seeds")
@@ -52,21 +53,18 @@ class Gap(TypedDict):
     n: int
 
 
-class Column(TypedDict):
-    """One test value over the seeds."""
+class Column(SeedValues):
+    """One test value over the seeds that did not diverge, and its difference from the first method's."""
 
-    mean: float | None
-    std: float
-    values: list[float | None]
     minus_first: Gap | None  # None for the first method itself, and where no seed has both
 
 
 class MethodRow(TypedDict):
-    """One method of a study. Runs that stopped are left out of its values."""
+    """One method of a study. Runs that diverged are left out of its values."""
 
     method: str
     seeds: list[int]
-    stopped: list[int]
+    diverged: list[int]
     tau_all: float | None
     kept: dict[str, Column]
     last: dict[str, Column]
@@ -152,8 +150,7 @@ def run_study(
     device: str = "auto",
     workers: int = 1,
     data_dir: str = "",
-    started: Started | None = None,
-    ended: Callable[[Study, Run], None] | None = None,
+    observers: Iterable[Observer] = (),
 ) -> dict[str, list[Run]]:
     """Runs studies, each into a folder of its name; runs that are finished there are not repeated.
 
@@ -164,8 +161,7 @@ def run_study(
         device: "auto", "cpu" or "cuda".
         workers: Seeds that run at the same time, each in a process.
         data_dir: The folder that holds the data sets.
-        started: Called with each experiment before it runs; may return a function that receives its rounds.
-        ended: Called with the study and each run when it has ended.
+        observers: Objects that see each round as it ends; with several workers only the end of each run.
 
     Returns:
         The runs of each study, by its name.
@@ -173,7 +169,7 @@ def run_study(
     Raises:
         UserError: If a folder holds a run with other settings, or the data cannot be found.
     """
-    runs = {}
+    runs, observers = {}, tuple(observers)
     for study in studies:
         experiment = study.experiment()
         runs[study.name] = compare(
@@ -183,9 +179,7 @@ def run_study(
             methods=study.methods,
             device=device,
             workers=workers,
-            started=started,
-            ended=partial(ended, study) if ended else None,
-            say=None,
+            observers=observers,
         )
     return runs
 
@@ -198,16 +192,16 @@ def tabulate_study(study: Study, runs: Sequence[Run]) -> StudyTable:
         runs: Its runs, as `run_study` returned them.
 
     Returns:
-        One row per method. A run that stopped because it diverged is named in its row and left out of the values.
+        One row per method. The seed of a run that diverged is named in its row, and its values are left out.
     """
     all_runs = {m: {r.experiment.seed: r for r in runs if r.experiment.method == m} for m in study.methods}
-    ended = {m: {s: r for s, r in sorted(mine.items()) if "stopped" not in r.summary} for m, mine in all_runs.items()}
+    ended = {m: {seed: r for seed, r in sorted(mine.items()) if not r.diverged} for m, mine in all_runs.items()}
     first = ended[study.methods[0]]
     rows: list[MethodRow] = [
         {
             "method": method,
             "seeds": list(mine),
-            "stopped": sorted(all_runs[method].keys() - mine.keys()),
+            "diverged": sorted(all_runs[method].keys() - mine.keys()),
             "tau_all": mean_and_spread(run.summary["tau_all"] for run in mine.values()).mean,
             "kept": _columns(mine, first, "kept"),
             "last": _columns(mine, first, "last"),
@@ -223,12 +217,12 @@ def tabulate_study(study: Study, runs: Sequence[Run]) -> StudyTable:
     }
 
 
-def _columns(mine: dict[int, Run], first: dict[int, Run], which: str) -> dict[str, Column]:
+def _columns(mine: Mapping[int, Run], first: Mapping[int, Run], which: Literal["kept", "last"]) -> dict[str, Column]:
     """The test values of the kept or the last model."""
     columns: dict[str, Column] = {}
     for name in ("test_loss", next(iter(mine.values())).metric) if mine else ():
-        a, b = ({seed: run.summary[which].get(name) for seed, run in of.items()} for of in (mine, first))
-        both = [seed for seed in a if finite_number(a[seed]) is not None and finite_number(b.get(seed)) is not None]
+        a, b = ({seed: get_number(run.summary[which], name) for seed, run in of.items()} for of in (mine, first))
+        both = [seed for seed in a if a[seed] is not None and b.get(seed) is not None]
         gap: Gap | None = None
         if both and mine is not first:
             found = paired_difference([a[seed] for seed in both], [b[seed] for seed in both])

@@ -19,8 +19,8 @@ import numpy as np
 
 from fedveca.errors import UserError, printable
 from fedveca.runs.experiment import Experiment
+from fedveca.runs.files import require_inside
 from fedveca.runs.folder import Run
-from fedveca.runs.reading import require_inside
 
 
 class Values(NamedTuple):
@@ -166,7 +166,7 @@ class WandB:
         self.run.finish(exit_code=0 if ended else 1)
 
 
-MAKERS: dict[str, Callable[[Experiment, Path, str], Tracker]] = {
+BACKENDS: dict[str, Callable[[Experiment, Path, str], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,

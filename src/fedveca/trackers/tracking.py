@@ -1,180 +1,174 @@
 """TensorBoard, MLflow and Weights & Biases as further places for what a run records.
 
-They see each round's line after the run folder has it, and the closing summary. One that fails is told of once
-and let go: no tracker stops a run. `trackers.json` in the run folder says how far each got, so that a resumed run
-goes on in the same place without a gap.
+They get each round's record after the run folder has it, and the closing summary. One that fails is reported once and
+left out: no tracker stops a run. `trackers.json` in the run folder says how far each got, so that a resumed run
+continues in the same place without a gap.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from fedveca.errors import printable
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import Run, guard_writing, write_atomic
-from fedveca.runs.reading import read_table
-from fedveca.runs.schema import LARGEST
-from fedveca.trackers.backends import MAKERS, Tracker, Values
+from fedveca.runs.files import read_object, write_atomic
+from fedveca.runs.folder import Run, guard_writing
+from fedveca.runs.observers import Observer
+from fedveca.runs.schema import SCHEMA, Round, is_number
+from fedveca.trackers.backends import BACKENDS, Tracker, Values
 
 CLIENTS = 20  # up to so many, each client's numbers have a name of their own
-EVERY = 1.0  # seconds of rounds that are sent together
+SECONDS_BETWEEN = 1.0  # rounds of this time are sent together
 NOTES = "trackers.json"
 KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a run, as trackers name it
 
 
 class TrackerFailed(UserWarning):
-    """A tracker that was asked for sees no more of the run."""
+    """A tracker that was asked for gets no more of the run."""
 
 
-def tracked(go: Callable[..., Run]) -> Callable[..., Run]:
-    """The rounds of a run, seen by the trackers that its `track` names."""
+class Note(TypedDict):
+    """How far a tracker got, in trackers.json."""
 
-    @functools.wraps(go)
-    def watched(e: Experiment, built: Any, device: str, course: Any, lines: Any, folder: Any, *more: Any) -> Run:
-        if not e.track:
-            return go(e, built, device, course, lines, folder, *more)
-        watch, *rest = more
-        with Tracking(e, folder.path if folder else None, lines) as tracking:
-
-            def both(line: dict[str, Any]) -> None:
-                tracking.see(line)
-                if watch:
-                    watch(line)
-
-            return tracking.end(go(e, built, device, course, lines, folder, both, *rest))
-
-    return watched
+    key: str
+    sent: int
 
 
-class Tracking:
-    """The trackers of one run; those that fail are told of once and leave."""
+def make_trackers(track: str) -> list[Observer]:
+    """The observers that the setting `track` asks for."""
+    return [TrackingObserver(list_names(track))] if track else []
 
-    def __init__(self, e: Experiment, folder: Path | None, former: list[dict[str, Any]]) -> None:
-        self.e, self.folder, self.trackers = e, folder, dict[str, Tracker]()
+
+class TrackingObserver(Observer):
+    """The trackers of one run; those that fail are reported once and left out."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.trackers = names, dict[str, Tracker]()
+        self.folder: Path | None = None
+        self.clients = 0
         self.waiting: list[Values] = []
-        self.sent, self.flushed, self.ended = dict[str, int](), time.monotonic(), False
+        self.sent, self.flushed = dict[str, int](), time.monotonic()
+
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        """Opens the trackers, and sends what they lack of the rounds that are already in the folder."""
+        self.folder, self.clients = folder, experiment.clients
         if folder is None or (folder / NOTES).is_dir():
             need = "a run folder" if folder is None else f"a file {NOTES}, which is a folder here"
-            warnings.warn(TrackerFailed(f"track={e.track} needs {need}; the run goes on without it"), stacklevel=4)
+            text = f"track={experiment.track} needs {need}; the run continues without it"
+            warnings.warn(TrackerFailed(text), stacklevel=4)
             return
-        notes = _notes(folder)
-        past = [values(line, e.clients) for line in former]
-        for name in names(e.track):
-            note = notes.get(name, {})
-            self._try(name, lambda name=name, note=note: self._open(name, note, past))  # type: ignore[misc]
-        self._note()
+        notes = _read_notes(folder)
+        past = [to_values(record, self.clients) for record in Run.open(folder).rounds]
+        for name in self.names:
+            self._try(name, lambda name=name: self._open(name, experiment, folder, notes.get(name), past))  # type: ignore[misc]
+        self._write_notes()
 
-    def _open(self, name: str, note: dict[str, Any], past: list[Values]) -> None:
-        assert self.folder
-        tracker = MAKERS[name](self.e, self.folder, note.get("key", ""))
+    def _open(self, name: str, e: Experiment, folder: Path, note: Note | None, past: list[Values]) -> None:
+        tracker = BACKENDS[name](e, folder, note["key"] if note else "")
         self.trackers[name] = tracker
-        self.sent[name] = note.get("sent", 0)
+        self.sent[name] = note["sent"] if note else 0
         tracker.send(past[self.sent[name] :])
         self.sent[name] = max(self.sent[name], len(past))
 
-    def see(self, line: dict[str, Any]) -> None:
-        self.waiting.append(values(line, self.e.clients))
-        if time.monotonic() - self.flushed > EVERY:
-            self.flush()
+    def round(self, record: Round) -> None:
+        """Sends the rounds of about a second together."""
+        if self.folder:
+            self.waiting.append(to_values(record, self.clients))
+            if time.monotonic() - self.flushed > SECONDS_BETWEEN:
+                self.flush()
 
     def flush(self) -> None:
+        """Sends the rounds that wait."""
         rounds, self.waiting, self.flushed = self.waiting, [], time.monotonic()
         for name, tracker in list(self.trackers.items()):
             new = [v for v in rounds if v.step > self.sent[name]]  # a round done again after a resume is the same
             if new and self._try(name, lambda t=tracker, new=new: t.send(new)):  # type: ignore[misc]
                 self.sent[name] = new[-1].step
-        self._note()
+        self._write_notes()
 
-    def end(self, run: Run) -> Run:
+    def end(self, run: Run) -> None:
+        """Sends the summary of a run that has one, and closes the trackers."""
         self.flush()
-        numbers = {f"summary/{k}": v for k, v in run.summary.items() if _number(v)}
+        numbers = {f"summary/{k}": float(v) for k, v in run.summary.items() if is_number(v)}
         for which in ("kept", "last"):
-            numbers |= {f"{which}/{k}": v for k, v in run.summary.get(which, {}).items() if _number(v)}
+            values = run.summary.get(which, {})
+            numbers |= {f"{which}/{k}": float(v) for k, v in values.items() if is_number(v)}  # type: ignore[attr-defined]
         for name, tracker in list(self.trackers.items()):
-            self._try(name, lambda t=tracker: t.end(run, numbers))  # type: ignore[misc]
-        self.ended = True
-        return run
-
-    def __enter__(self) -> Tracking:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.flush()
+            if run.summary:
+                self._try(name, lambda t=tracker: t.end(run, numbers))  # type: ignore[misc]
         for name, tracker in list(self.trackers.items()):
-            self._try(name, lambda t=tracker: t.close(self.ended))  # type: ignore[misc]
+            self._try(name, lambda t=tracker: t.close(bool(run.summary)))  # type: ignore[misc]
 
-    def _try(self, name: str, what: Callable[[], None]) -> bool:
+    def _try(self, name: str, action: Callable[[], None]) -> bool:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the trackers' own libraries
-                what()
+                action()
             return True
         except ModuleNotFoundError as error:
-            said = f"track={name} needs the extra fedveca[track]: pip install 'fedveca[track]' ({error})"
+            text = f"track={name} needs the extra fedveca[track]: pip install 'fedveca[track]' ({error})"
         except Exception as error:  # whatever a tracker does, the run matters more
-            said = f"track={name} failed: {printable(' '.join(str(error).split()), 300) or type(error).__name__}"
+            text = f"track={name} failed: {printable(' '.join(str(error).split()), 300) or type(error).__name__}"
         tracker = self.trackers.pop(name, None)
         if tracker:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
                 tracker.close(False)
-        warnings.warn(TrackerFailed(f"{said}; the run goes on without it"), stacklevel=6)
+        warnings.warn(TrackerFailed(f"{text}; the run continues without it"), stacklevel=6)
         return False
 
-    def _note(self) -> None:
+    def _write_notes(self) -> None:
         if self.folder and self.trackers:
-            notes = {name: {"key": t.key, "sent": self.sent[name]} for name, t in self.trackers.items()}
+            notes: dict[str, Note] = _read_notes(self.folder)
+            notes |= {name: {"key": t.key, "sent": self.sent[name]} for name, t in self.trackers.items()}
             with guard_writing(self.folder):
-                write_atomic(self.folder / NOTES, json.dumps(_notes(self.folder) | notes, indent=2).encode())
+                write_atomic(self.folder / NOTES, json.dumps(notes, indent=2).encode())
 
 
-def names(track: str) -> list[str]:
+def list_names(track: str) -> list[str]:
     """The trackers that a setting names, each once."""
     return list(dict.fromkeys(word.strip() for word in track.split(",") if word.strip()))
 
 
-def values(line: dict[str, Any], clients: int) -> Values:
-    """Every recorded name as numbers: `tau_k`, `tau/client_3`; of many clients the least, the mean and the greatest."""
+def to_values(record: Round, clients: int) -> Values:
+    """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest."""
     numbers: dict[str, float] = {}
     many: dict[str, list[float]] = {}
-    ids = line.get("ids", [])
-    for name, value in line.items():
-        if name in ("left_out", "faults") and isinstance(value, list | dict):
+    ids = record.get("ids", [])
+    for name, value in record.items():
+        kind = SCHEMA[name].kind if name in SCHEMA else "number"
+        if name in ("round", "ids"):
+            continue
+        if kind in ("clients", "faults") and isinstance(value, list | dict):
             numbers[name] = len(value)
-        elif name not in ("round", "ids") and _number(value):
+        elif isinstance(value, bool) or is_number(value):
             numbers[name] = float(value)
-        elif name != "ids" and isinstance(value, list) and len(value) == len(ids):
-            known = {i: float(v) for i, v in zip(ids, value, strict=True) if _number(v)}
+        elif isinstance(value, list) and len(value) == len(ids):
+            known = {i: float(v) for i, v in zip(ids, value, strict=True) if is_number(v)}
             if clients <= CLIENTS:
                 numbers |= {f"{name}/client_{i}": v for i, v in known.items()}
             elif known:
                 each = many[name] = list(known.values())
                 numbers |= {f"{name}/min": min(each), f"{name}/mean": sum(each) / len(each), f"{name}/max": max(each)}
-    return Values(line["round"] + 1, numbers, many)
+    return Values(record["round"] + 1, numbers, many)
 
 
-def _notes(folder: Path) -> dict[str, Any]:
-    """What is noted of former trackers; nothing where the file cannot be what a run wrote."""
+def _read_notes(folder: Path) -> dict[str, Note]:
+    """What is noted of earlier trackers; nothing where the file cannot be what a run wrote."""
     try:
-        told = read_table(folder, NOTES)
+        found = read_object(folder, NOTES)
     except (OSError, ValueError):
         return {}
-    return {name: note for name, note in told.items() if name in MAKERS and _noted(note)}
-
-
-def _noted(note: Any) -> bool:
-    if not isinstance(note, dict) or note.keys() != {"key", "sent"}:
-        return False
-    key, sent = note["key"], note["sent"]
-    return isinstance(key, str) and bool(KEY.fullmatch(key)) and type(sent) is int and sent >= 0
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGEST
+    notes: dict[str, Note] = {}
+    for name, note in found.items():
+        if name in BACKENDS and isinstance(note, dict) and note.keys() == {"key", "sent"}:
+            key, sent = note["key"], note["sent"]
+            if isinstance(key, str) and KEY.fullmatch(key) and type(sent) is int and sent >= 0:
+                notes[name] = {"key": key, "sent": sent}
+    return notes

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from fedveca.errors import UserError
 from fedveca.runs.folder import Run
 from fedveca.views.report.words import called, shown
 from fedveca.views.series import band, closing, look, metrics
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 300, 150, 46, 24
-COLUMNS = 1000
 CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 
-def frame(run: Run) -> Any:
-    """One row a round, one column a recorded name; lists stay lists, over the round's `ids`."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("run.frame() needs pandas: pip install pandas") from error
-    names = len({name for line in run.rounds for name in line})
-    if names > COLUMNS:
-        raise UserError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS} columns")
-    return pandas.DataFrame(run.rounds)
-
-
-def html(run: Run) -> str:
+def render_run(run: Run) -> str:
     """What a notebook shows of a run."""
     e, names, why = run.experiment, list[str](), ""
     try:

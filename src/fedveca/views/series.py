@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedveca.errors import UserError
 from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
-from fedveca.runs.reading import read_table
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 LOOK: dict[str, tuple[str, str, str]] = {
@@ -170,7 +170,7 @@ def heat(run: Run, name: str, clients: int = 100, rounds: int = 500) -> dict[str
     """
     lines = [(k + 1, line) for k, line in enumerate(run.rounds) if isinstance(line.get(name), list)]
     lines = [lines[i] for i in thin(len(lines), rounds)]
-    each = [dict(zip(_list(line.get("ids")), line[name], strict=False)) for _, line in lines]
+    each = [dict(zip(_list(line.get("ids")), _list(line.get(name)), strict=False)) for _, line in lines]
     known = sorted({i for values in each for i in values if isinstance(i, int)})
     ids = [known[i] for i in thin(len(known), clients)]
     z = [[number(values.get(i)) for values in each] for i in ids]
@@ -183,7 +183,7 @@ def partition(run: Run, clients: int = 100) -> dict[str, Any] | None:
     None where there is no partition.json, or one that no run writes.
     """
     try:
-        told = read_table(run.folder, "partition.json", PARTITION) if run.folder else {}
+        told = read_object(run.folder, "partition.json", PARTITION) if run.folder else {}
     except (OSError, ValueError):
         return None
     ids, sizes, labels = (_list(told.get(name)) for name in ("clients", "sizes", "labels"))
@@ -198,7 +198,7 @@ def partition(run: Run, clients: int = 100) -> dict[str, Any] | None:
 
 def closing(run: Run) -> dict[str, dict[str, Any]]:
     """The kept and the last model's values; of a run that has not ended, the last line's."""
-    told = {which: run.summary.get(which) for which in WHICH}
+    told = {which: cast("dict[str, Any]", run.summary).get(which) for which in WHICH}
     if all(isinstance(values, dict) for values in told.values()):
         return {which: dict(values or {}) for which, values in told.items()}
     tested = ({n: v for n, v in line.items() if n.startswith("test_")} for line in reversed(run.rounds))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedveca.errors import UserError
-from fedveca.runs.schema import LARGEST
+from fedveca.runs.schema import LARGEST_NUMBER as LARGEST
 
 MOST = 4 * 2**20  # bytes of a file that is read whole
 SETTINGS, DOTS = 2**16, 1000  # bytes and dots of experiment.toml: tomllib takes the square of a dotted key's length

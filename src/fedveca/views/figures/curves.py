@@ -12,7 +12,8 @@ import matplotlib
 import numpy as np
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.folder import Run, write_atomic
+from fedveca.runs.files import write_atomic
+from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
 from fedveca.views.report.report import require_file, writing_file

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
-from fedveca.runs.reading import read_table
 from fedveca.views.report import words
 from fedveca.views.series import AXES, WHICH, Curve, rises, table
 
@@ -187,7 +187,7 @@ def _environments(runs: Sequence[Run]) -> list[str]:
     found: dict[str, None] = {}
     for run in runs:
         with contextlib.suppress(OSError, ValueError):
-            about = read_table(run.folder, "environment.json", 2**16) if run.folder else {}
+            about = read_object(run.folder, "environment.json", 2**16) if run.folder else {}
             found["\n".join(f"{key}: {value}" for key, value in about.items())] = None
     return [about for about in found if about][:20]
 

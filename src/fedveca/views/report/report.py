@@ -15,7 +15,8 @@ from string import Template
 from typing import Any
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.folder import Run, write_atomic
+from fedveca.runs.files import write_atomic
+from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.version import __version__
 from fedveca.views.report import html as report_page

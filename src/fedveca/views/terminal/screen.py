@@ -7,9 +7,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -17,13 +17,16 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fedveca.runs.compare import TableRow
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
+from fedveca.runs.schema import Round, find_metric, format_value, get_number, short_label
 from fedveca.trackers.tracking import TrackerFailed
 from fedveca.views.terminal import tables
 
 
-class Screen:
+class Screen(Observer):
     """Results on standard output, progress and warnings on standard error."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -35,6 +38,7 @@ class Screen:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that knows no ± still gets its table
         self._live: Live | None = None
+        self.experiment, self.began = Experiment(), 0.0
         self._show = warnings.showwarning
 
     def __enter__(self) -> Screen:
@@ -83,48 +87,44 @@ class Screen:
         """Said even when quiet."""
         self.progress.print(text, style="yellow", markup=False, soft_wrap=True)
 
-    def run(self, experiment: Experiment) -> Callable[[dict[str, Any]], None]:
-        """A watcher of one run's rounds."""
-        began, total = time.perf_counter(), experiment.rounds
-        every = max(1, total // 10)
-        name = f"{experiment.method} seed {experiment.seed}"
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        """A run begins."""
+        self.experiment, self.began = experiment, time.perf_counter()
 
-        def watch(line: dict[str, Any]) -> None:
-            k = line["round"] + 1
-            faults = line.get("faults", [])
-            if not experiment.faults:  # those by design are no news
-                for fault in faults:
-                    self.warn(f"{name}: round {k}: client {fault['client']} {fault['what']}")
-            if wild := sorted(set(line["left_out"]) - {fault["client"] for fault in faults}):
-                who = ", ".join(map(str, wild))
-                self.warn(f"{name}: round {k}: left out, not finite: client {who}")
-            if self.quiet:
-                return
-            left = (time.perf_counter() - began) / k * (total - k)
-            told = Run(experiment, [line], {}).metric
-            test = (
-                f"  {tables.metric_label(told)} {tables.value(told, line[told])}  loss {line['test_loss']:.4f}"
-                if line.get(told) is not None and line.get("test_loss") is not None
-                else ""
-            )
-            more = f"  epsilon {line['epsilon']:.3g}" if "epsilon" in line else ""
-            more += f"  faults {len(faults)}" if faults else ""
-            text = f"{name}  round {k}/{total}{test}  tau {_short(line['tau'])}{more}  {left:.0f} s left"
-            if self._live:
-                bar = "━" * round(20 * k / total)
-                self._live.update(Text.assemble((bar, "green"), ("━" * (20 - len(bar)), "dim"), " ", text))
-            elif k % every == 0 or k == total:
-                self.progress.print(text, soft_wrap=True)
+    def round(self, record: Round) -> None:
+        """The live line, or in a file every tenth of the rounds."""
+        e = self.experiment
+        k, total, name = record["round"] + 1, e.rounds, f"{e.method} seed {e.seed}"
+        faults = record.get("faults", [])
+        if not e.faults:  # those by design are no news
+            for fault in faults:
+                self.warn(f"{name}: round {k}: client {fault['client']} {fault['what']}")
+        if diverged := sorted(set(record["left_out"]) - {fault["client"] for fault in faults}):
+            self.warn(f"{name}: round {k}: left out, not finite: client {', '.join(map(str, diverged))}")
+        if self.quiet:
+            return
+        left = (time.perf_counter() - self.began) / k * (total - k)
+        metric = find_metric([record])
+        values = get_number(record, metric), get_number(record, "test_loss")
+        test = ""
+        if None not in values:
+            test = f"  {short_label(metric)} {format_value(metric, values[0])}  loss {values[1]:.4f}"
+        more = f"  epsilon {record['epsilon']:.3g}" if "epsilon" in record else ""
+        more += f"  faults {len(faults)}" if faults else ""
+        text = f"{name}  round {k}/{total}{test}  tau {_short(record['tau'])}{more}  {left:.0f} s left"
+        if self._live:
+            bar = "━" * round(20 * k / total)
+            self._live.update(Text.assemble((bar, "green"), ("━" * (20 - len(bar)), "dim"), " ", text))
+        elif k % max(1, total // 10) == 0 or k == total:
+            self.progress.print(text, soft_wrap=True)
 
-        return watch
-
-    def ended(self, run: Run, study: str = "") -> None:
-        """One line of a run whose rounds were not watched."""
-        e, kept, told = run.experiment, run.summary["kept"], run.metric
-        if not self.quiet:
+    def end(self, run: Run) -> None:
+        """One line of a run whose rounds were not seen: those of worker processes."""
+        if run.summary and not self.quiet and self.experiment != run.experiment:
+            e, kept, metric = run.experiment, run.summary["kept"], run.metric
             self.progress.print(
-                f"{study}{': ' if study else ''}{e.method} seed {e.seed}  {tables.metric_label(told)} "
-                f"{tables.value(told, kept[told])}  loss {tables.number(kept['test_loss'])}",
+                f"{e.method} seed {e.seed}  {short_label(metric)} {format_value(metric, get_number(kept, metric))}"
+                f"  loss {format_value('test_loss', kept['test_loss'])}",
                 soft_wrap=True,
             )
 
@@ -146,7 +146,7 @@ class Screen:
             self.say(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {e.dp_delta:g}, a client as the unit")
         self.say(f"run folder: {run.folder}")
 
-    def table(self, rows: list[dict[str, Any]], name: str) -> None:
+    def table(self, rows: list[TableRow], name: str) -> None:
         self._print(tables.methods(rows, name))
 
     def partition(self, counts: Tensor, most: int = 40) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from fedveca.runs.schema import describe_quantity, format_spread, short_label
 from fedveca.runs.study import Column, StudyTable
-from fedveca.views.terminal.tables import metric_label
 
 
 def study_table(content: StudyTable) -> Table:
     """Mean ± standard deviation per method and model; of the metric also the paired difference from the first one."""
     rows = content["rows"]
     metric = next((name for row in rows for name in row["kept"] if name != "test_loss"), "test_accuracy")
-    seeds = max(len(row["seeds"]) + len(row["stopped"]) for row in rows)
+    seeds = max(len(row["seeds"]) + len(row["diverged"]) for row in rows)
     title = Text(f"{content['name']}: {seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation")
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for heading in ("\nmethod", "\nmodel"):
         shown.add_column(heading, no_wrap=True)
-    label = f"\n{metric_label(metric)}{' %' if 'acc' in metric else ''}"
+    label = f"\n{short_label(metric)}{' %' if describe_quantity(metric).unit == 'share' else ''}"
     for heading in ("local\nsteps", label, f"minus {rows[0]['method']}\n[95 % interval]", "\nloss"):
         shown.add_column(Text(heading), justify="right", no_wrap=True)
     for row in rows:
@@ -28,7 +28,7 @@ def study_table(content: StudyTable) -> Table:
             shown.add_row(
                 row["method"], which, steps, value, Text(gap), _cells(columns.get("test_loss"), "test_loss")[0]
             )
-    left_out = [f"{row['method']} seed {seed}" for row in rows for seed in row["stopped"]]
+    left_out = [f"{row['method']} seed {seed}" for row in rows for seed in row["diverged"]]
     if left_out:
         shown.caption = Text(f"left out, because the run diverged: {', '.join(left_out)}", style="red")
         shown.caption_justify = "left"
@@ -37,11 +37,11 @@ def study_table(content: StudyTable) -> Table:
 
 def _cells(column: Column | None, name: str) -> tuple[str, str]:
     """A value and its difference from the first method's."""
-    if column is None or column["mean"] is None:
+    if column is None:
         return "-", "-"
-    scale, digits = (100, 2) if "acc" in name else (1, 4)
-    value, gap = f"{scale * column['mean']:.{digits}f} ±{scale * column['std']:.{digits}f}", column["minus_first"]
+    value, gap = format_spread(name, column["mean"], column["std"]), column["minus_first"]
     if gap is None:
         return value, ""
+    scale, digits = (100, 2) if describe_quantity(name).unit == "share" else (1, 4)
     ends = ", ".join(f"{scale * end:+.{digits}f}" for end in gap["interval"] or ())
     return value, f"{scale * gap['mean']:+.{digits}f}{f' [{ends}]' if ends else ''}"

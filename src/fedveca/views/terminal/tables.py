@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fedveca.runs.compare import TableRow
 from fedveca.runs.experiment import FIELDS, METHODS, presets, range_of
 from fedveca.runs.folder import Run
+from fedveca.runs.schema import (
+    Direction,
+    describe_quantity,
+    format_spread,
+    format_value,
+    get_number,
+    pick_best,
+    short_label,
+)
 from fedveca.tasks.datasets.dataset import NAMES
 from fedveca.tasks.partition import RULES
 
@@ -21,34 +32,36 @@ def models(run: Run) -> Table:
         rows.add_column(heading, justify="left" if heading == "model" else "right")
     for which in ("kept", "last"):
         s = run.summary[which]
-        rows.add_row(which, str(s["round"]), value(run.metric, s[run.metric]), number(s["test_loss"]))
+        rows.add_row(
+            which, str(s["round"]), format_value(run.metric, get_number(s, run.metric)), number(s["test_loss"])
+        )
     return rows
 
 
-def methods(rows: list[dict[str, Any]], name: str) -> Table:
-    """The methods side by side, last and kept model; the best of each column in bold."""
+def methods(rows: list[TableRow], name: str, directions: Mapping[str, Direction] | None = None) -> Table:
+    """The methods side by side, kept and last model; the best of each column in bold where a direction is known."""
     shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("\nmethod", no_wrap=True)
     shown.add_column("local\nsteps", justify="right", no_wrap=True)
-    names = sorted(rows[0]["kept"], key="test_loss".__eq__)  # the loss last
-    columns = [(w, n) for w in ("kept", "last") for n in names]
-    for which, what in columns:
-        shown.add_column(f"{which}\n{metric_label(what)}{' %' if 'acc' in what else ''}", justify="right", no_wrap=True)
+    names = sorted(rows[0]["kept"], key=lambda name: name == "test_loss")  # the loss last
+    columns: list[tuple[Literal["kept", "last"], str]] = [("kept", n) for n in names] + [("last", n) for n in names]
     best = {}
     for which, what in columns:
-        rivals = [r[which][what]["mean"] for r in rows if r["method"] != "centralised"]
-        known = [mean for mean in rivals if mean is not None]
-        known = known if what in ("test_accuracy", "test_loss") else []  # of others, who knows what is better
-        best[which, what] = (max if "acc" in what else min)(known, default=None)
+        quantity = describe_quantity(what, directions)
+        unit = " %" if quantity.unit == "share" else ""
+        shown.add_column(f"{which}\n{short_label(what)}{unit}", justify="right", no_wrap=True)
+        rivals = (row[which][what]["mean"] for row in rows if row["method"] != "centralised")
+        best[which, what] = pick_best(rivals, quantity.better)
     for row in rows:
         cells = []
         for which, what in columns:
-            mean, std = row[which][what]["mean"], row[which][what]["std"]
-            scale, digits = (100, 2) if "acc" in what else (1, 4)
-            text = "-" if mean is None else f"{scale * mean:.{digits}f} ±{scale * std:.{digits}f}"
-            bold = mean is not None and mean == best[which, what] and row["method"] != "centralised"
+            found = row[which][what]
+            text = format_spread(what, found["mean"], found["std"])
+            bold = found["mean"] is not None and found["mean"] == best[which, what] and row["method"] != "centralised"
             cells.append(f"[bold]{text}[/bold]" if bold else text)
-        shown.add_row(row["method"], f"{row['tau_all']:.0f}", *cells)
+        steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
+        note = f" ({len(row['diverged'])} diverged)" if "diverged" in row else ""
+        shown.add_row(row["method"] + note, steps, *cells)
     return shown
 
 

@@ -1,0 +1,32 @@
+"""What a cohort is: the clients of a federation, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from fedveca.algorithms.contract import Named, Order, Report
+from fedveca.cohorts.client_memory import PersistentMemory
+
+# (round, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
+Send = Callable[[int, Tensor, Named, Named], tuple[Named, Named]]
+
+
+class Cohort(Protocol):
+    """The clients, wherever they are: in this process, on a cluster, on the nodes of a deployment."""
+
+    sizes: Tensor  # [N] D_i, the rows of each client
+
+    @property
+    def memory(self) -> PersistentMemory:
+        """What the clients remember between rounds, as a checkpoint stores it."""
+        ...
+
+    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+        """Asks clients `ids` for tau local steps from the order; returns who answered, and the report.
+
+        A client whose numbers are not finite does not answer. Where tau is 0 the clients only evaluate their loss.
+        """
+        ...

@@ -1,0 +1,19 @@
+"""Upper rooms that lower ones use by name, so that no lower room imports an upper one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+PLUGINS = {
+    "trackers": "fedveca.trackers.tracking:make_trackers",  # (the setting `track`) -> observers
+    "notebook": "fedveca.views.notebook:render_run",  # (a run) -> HTML
+}
+
+
+def load_plugin(name: str) -> Callable[..., Any]:
+    """The function behind a name."""
+    module, _, function = PLUGINS[name].partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found

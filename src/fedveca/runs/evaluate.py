@@ -1,0 +1,77 @@
+"""How good a model is on the test set, and which model is kept."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.runs.federate import Rollback, State
+from fedveca.runs.folder import to_json
+from fedveca.runs.schema import Evaluation, ModelResult, Round
+from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.problem import Problem
+
+
+class Evaluator:
+    """The test set on the device; a call gives one model's loss and metric there."""
+
+    def __init__(self, problem: Problem, data: Dataset, device: str) -> None:
+        self.problem = problem
+        self.x, self.y = data.x_test.to(device), data.y_test.to(device)
+        self.pixels = data.pixels
+        if device == "cpu":
+            self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
+        self.threads = ThreadPool(0 if device == "cpu" else 1)
+        self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
+
+    def __call__(self, w: Tensor) -> Evaluation:
+        def part(at: int) -> Tensor:
+            x, y = self.x[at : at + self.block], self.y[at : at + self.block]
+            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
+
+        sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
+        loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
+        return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
+
+    def describe(self, k: int, w: Tensor) -> ModelResult:
+        """The closing values of a model that was made by round k."""
+        return {"round": k, **self(w)}
+
+
+class Keeper:
+    """The server's state after the last round, and the model that is kept so far."""
+
+    def __init__(
+        self,
+        keep: str,
+        state: State,
+        *,
+        round: int = 0,
+        kept: Tensor | None = None,
+        kept_round: int = 0,
+        kept_loss: float = math.inf,
+        lowest: float = math.inf,
+    ) -> None:
+        self.keep, self.state, self.round = keep, state, round
+        self.kept = state.w if kept is None else kept  # [P]
+        self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
+        self.rollback = Rollback(lowest) if keep == "rollback" else None
+
+    def judge(self, state: State, record: Round) -> None:
+        """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late."""
+        if self.keep == "best" and "train_loss" in record:  # perhaps no client answered
+            loss = record["train_loss"]
+            record["accepted"] = loss is not None and loss <= self.kept_loss
+            if loss is not None and record["accepted"]:
+                self.kept, self.kept_round, self.kept_loss = self.state.w, self.round, loss
+        record.setdefault("accepted", True)
+        self.state, self.round = state, self.round + 1
+
+    def choose(self, last_loss: float) -> None:
+        """Keeps the last model where its loss is not above that of the kept one."""
+        if self.kept_loss >= last_loss:
+            self.kept, self.kept_round = self.state.w, self.round
