@@ -1,69 +1,93 @@
-"""Accuracy with bad clients: every method under every defence.
+"""Accuracy with faulty clients: every method under every defence.
 
-    python benchmarks/robustness.py --out docs/results/robustness.json --figure docs/results/robustness.svg
+    python -m studies.robustness --out docs/results/robustness.json --figure docs/results/robustness.svg
 
 Ten clients share the digits of scikit-learn, evenly in number; "by label" gives each four pieces of one label, "alike"
-deals them row by row. A result already in --out is not repeated. `--table` prints the tables of docs/robustness.md.
+splits them row by row. What all runs have in common is in preset.toml. A result already in --out is not repeated.
+`--table` prints the tables of docs/robustness.md.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
+from fedveca.runs.schema import Environment, get_number
 from fedveca.tasks.datasets.dataset import load
 from fedveca.views.figures.curves import STYLE, save
-from fedveca.views.series import LOOK
+from fedveca.views.series import look
 
+Settings = dict[str, str | int | float]
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
-DEFENCES = {"mean": {}, "clip": {}, "trimmed": {"aggregate_trim": 0.4}, "median": {}}
+DEFENCES: dict[str, Settings] = {"mean": {}, "clip": {}, "trimmed": {"aggregate_trim": 0.4}, "median": {}}
 KINDS = {"flip": "flip:{}", "scale": "scale:{}:10", "reversed": "scale:{}:-10"}
 WORDS = {"flip": "sign flipped", "scale": "ten times too long", "reversed": "ten times too long, sign flipped"}
 SHARES = (0.2, 0.4)
 AWAY = ("fedveca", "fedavg", "scaffold")
-DEALS = {"by label": {"partition": "shards", "shards": 4}, "alike": {"partition": "case1"}}
-COMMON = {"lr": 0.3, "hidden": 32, "clients": 10, "rounds": 15, "tau_0": 5, "batch": 16, "test_every": 15} | {
-    "keep": "last"
-}
+SPLITS: dict[str, Settings] = {"by label": {"partition": "shards", "shards": 4}, "alike": {"partition": "case1"}}
+COMMON = preset(str(Path(__file__).with_name("preset.toml")))
 
 
-def methods(deal: str, kind: str = "") -> tuple[str, ...]:
-    """All where it tells most, two elsewhere."""
-    return METHODS if deal == "by label" and kind != "scale" else ("fedveca", "fedavg")
+class Values(TypedDict):
+    """One number per seed."""
+
+    accuracy: list[float | None]
+    steps: list[int]
 
 
-def jobs() -> dict[str, dict[str, Any]]:
-    """Name -> settings."""
-    out: dict[str, dict[str, Any]] = {}
-    for deal, where in DEALS.items():
-        for method in methods(deal):
+class Content(TypedDict):
+    """What robustness.json holds."""
+
+    command: str
+    environment: Environment
+    settings: Settings
+    seeds: int
+    cpu_seconds: float
+    results: dict[str, Values]
+
+
+def methods(split: str, kind: str = "") -> tuple[str, ...]:
+    """All where they differ most, two elsewhere."""
+    return METHODS if split == "by label" and kind != "scale" else ("fedveca", "fedavg")
+
+
+def jobs() -> dict[str, Settings]:
+    """The settings of each run, by its name."""
+    out: dict[str, Settings] = {}
+    for split, where in SPLITS.items():
+        for method in methods(split):
             for rule, strength in DEFENCES.items():
                 this = where | {"method": method, "aggregate": rule} | strength
-                out[f"{deal}/{method}/{rule}/none"] = this
+                out[f"{split}/{method}/{rule}/none"] = this
                 for kind, form in KINDS.items():
-                    for share in SHARES if method in methods(deal, kind) else ():
-                        out[f"{deal}/{method}/{rule}/{kind} {share}"] = this | {"faults": form.format(share)}
+                    for share in SHARES if method in methods(split, kind) else ():
+                        out[f"{split}/{method}/{rule}/{kind} {share}"] = this | {"faults": form.format(share)}
     for method in AWAY:
         for fault in ("drop:0.2", "drop:0.4", "crash:0.1:5", "nan:0.4"):
-            out[f"away/{method}/mean/{fault}"] = DEALS["by label"] | {"method": method, "faults": fault}
+            out[f"away/{method}/mean/{fault}"] = SPLITS["by label"] | {"method": method, "faults": fault}
     for share, trim in ((0.2, 0.2), (0.4, 0.4)):
         for rule in ("mean", "clip"):
-            this = DEALS["by label"] | {"faults": f"lie:{share}", "aggregate": rule, "aggregate_trim": trim}
+            this = SPLITS["by label"] | {"faults": f"lie:{share}", "aggregate": rule, "aggregate_trim": trim}
             out[f"lie/fedveca/{rule}/lie {share}"] = this
     return out
 
 
-def measure(path: Path, seeds: int) -> dict[str, Any]:
-    content = json.loads(path.read_text()) if path.exists() else {}
-    results, digits = content.get("results", {}), load("digits")
-    began, before = time.process_time(), content.get("cpu_seconds", 0.0)
+def measure(path: Path, seeds: int) -> Content:
+    """Runs what is not in the file yet; the file is written after each seed."""
+    before: Content | None = json.loads(path.read_text()) if path.exists() else None
+    results, spent = (before["results"], before["cpu_seconds"]) if before else ({}, 0.0)
+    digits, began = load("digits"), time.process_time()
+    content = before
     for seed in range(seeds):
         for name, settings in jobs().items():
             values = results.setdefault(name, {"accuracy": [], "steps": []})
@@ -71,43 +95,44 @@ def measure(path: Path, seeds: int) -> dict[str, Any]:
                 continue
             print(f"seed {seed}: {name}", flush=True)
             done = run(Experiment(**(COMMON | settings | {"seed": seed})), device="cpu", data=digits)
-            values["accuracy"].append(done.summary["last"]["test_accuracy"])
+            values["accuracy"].append(get_number(done.summary["last"], "test_accuracy"))
             values["steps"].append(done.summary["tau_all"])
         content = {
-            "command": "python benchmarks/robustness.py --out docs/results/robustness.json",
+            "command": "python -m studies.robustness --out docs/results/robustness.json",
             "environment": describe_environment("cpu"),
             "settings": COMMON,
             "seeds": seed + 1,
-            "cpu_seconds": round(before + time.process_time() - began, 1),
+            "cpu_seconds": round(spent + time.process_time() - began, 1),
             "results": results,
         }
         path.write_text(json.dumps(content, indent=1) + "\n")
+    assert content
     return content
 
 
-def mean(results: dict[str, Any], name: str) -> float:
+def mean(results: Mapping[str, Values], name: str) -> float:
     """Accuracy in %, over the seeds; a run that diverged counts as the guess it is."""
     return 100 * statistics.fmean(0.1 if v is None else v for v in results[name]["accuracy"])
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Mapping[str, Values]) -> str:
     lines = []
-    for deal in DEALS:
+    for split in SPLITS:
         for kind in KINDS:
-            lines += [f"\n**{WORDS[kind]}**, clients' data {deal}: accuracy in % with 0, 20, 40 % bad clients\n"]
+            lines += [f"\n**{WORDS[kind]}**, clients' data {split}: accuracy in % with 0, 20, 40 % bad clients\n"]
             lines += [f"| method | {' | '.join(DEFENCES)} |", f"|---|{'---|' * len(DEFENCES)}"]
-            for method in methods(deal, kind):
+            for method in methods(split, kind):
                 cells = []
                 for rule in DEFENCES:
-                    at = [f"{deal}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
+                    at = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
                     cells.append(", ".join(f"{mean(results, name):.0f}" for name in at))
-                lines.append(f"| {LOOK[method][0]} | {' | '.join(cells)} |")
+                lines.append(f"| {look(method)[0]} | {' | '.join(cells)} |")
     faults = [name.rpartition("/")[2] for name in results if name.startswith("away/fedveca/")]
     lines += ["\n**away or not finite**, `aggregate=mean`, by label\n", f"| method | none | {' | '.join(faults)} |"]
     lines.append(f"|---|---|{'---|' * len(faults)}")
     for method in AWAY:
         names = [f"by label/{method}/mean/none", *(f"away/{method}/mean/{fault}" for fault in faults)]
-        lines.append(f"| {LOOK[method][0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
+        lines.append(f"| {look(method)[0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
     lines += ["\n**lies about numbers**, FedVeca, by label; `aggregate_trim` is the share of liars\n"]
     lines += ["| `faults` | `aggregate` | accuracy % | local steps |", "|---|---|---|---|"]
     for name in (name for name in results if name.startswith("lie/")):
@@ -117,7 +142,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: Mapping[str, Values], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -128,14 +153,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
         figure, axes = plt.subplots(2, 3, figsize=(9.5, 5.4), sharex=True, sharey=True, layout="constrained")
         for row, method in zip(axes, ("fedavg", "fedveca"), strict=True):
             for axis, kind in zip(row, KINDS, strict=True):
-                for deal, dash in (("by label", "-"), ("alike", ":")):
+                for split, dash in (("by label", "-"), ("alike", ":")):
                     for rule, colour in colours.items():
-                        names = [f"{deal}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
-                        label = rule if deal == "by label" else None
+                        names = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
+                        label = rule if split == "by label" else None
                         y = [mean(results, name) for name in names]
                         axis.plot([0, 20, 40], y, dash, color=colour, marker="o", markersize=4, label=label)
                 axis.set_xticks([0, 20, 40])
-            row[0].set_ylabel(f"{LOOK[method][0]}\ntest accuracy (%)")
+            row[0].set_ylabel(f"{look(method)[0]}\ntest accuracy (%)")
         for axis, kind in zip(axes[0], KINDS, strict=True):
             axis.set_title(WORDS[kind], fontsize=10)
         axes[1][1].set_xlabel("bad clients (%)")
@@ -148,7 +173,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
@@ -160,7 +186,3 @@ def main() -> None:
         draw(content["results"], args.figure)
     if args.table:
         print(table(content["results"]))
-
-
-if __name__ == "__main__":
-    main()

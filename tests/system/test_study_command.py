@@ -76,7 +76,7 @@ def test_a_diverged_run_is_left_out_and_named(study: Path, capsys: Capture) -> N
     assert "fedveca seed 0 stopped: round" in err
     assert "left out, because the run diverged: fedveca seed 0" in out
     rows = json.loads((study / "runs/mine/study.json").read_text())["studies"][0]["rows"]
-    assert (rows[0]["seeds"], rows[0]["stopped"]) == ([], [0])
+    assert (rows[0]["seeds"], rows[0]["diverged"]) == ([], [0])
 
 
 @pytest.mark.parametrize(

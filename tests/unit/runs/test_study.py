@@ -113,10 +113,10 @@ def test_what_cannot_be_read_is_rejected(write: Write, tmp_path: Path) -> None:
 STUDY = Study("s", "digits-case3", {}, ("fedveca", "fedavg"), 3)
 
 
-def ended(method: str, seed: int, kept: float | None, stopped: bool = False) -> Run:
+def ended(method: str, seed: int, kept: float | None, diverged: bool = False) -> Run:
     last = None if kept is None else kept - 0.5
     summary = {"tau_all": 100 + seed, "kept": {"test_loss": 1.0, "test_accuracy": kept}} | (
-        {"stopped": "round 2: the model is not finite"} if stopped else {}
+        {"stopped": "round 2: the model is not finite"} if diverged else {}
     )
     return Run(Experiment(method=method, seed=seed), [], summary | {"last": {"test_loss": 2.0, "test_accuracy": last}})
 
@@ -127,7 +127,7 @@ def test_a_row_has_mean_spread_and_the_paired_difference_from_the_first_method()
     table = tabulate_study(STUDY, [*second[::-1], *first])  # in any order
     ours, theirs = table["rows"]
     assert [row["method"] for row in table["rows"]] == ["fedveca", "fedavg"]
-    assert (theirs["seeds"], theirs["stopped"], theirs["tau_all"]) == ([0, 1, 2], [], 101)
+    assert (theirs["seeds"], theirs["diverged"], theirs["tau_all"]) == ([0, 1, 2], [], 101)
     kept = theirs["kept"]["test_accuracy"]
     assert kept["values"] == [0.4, 0.7, 0.7]
     assert kept["mean"] == pytest.approx(0.6)
@@ -140,20 +140,20 @@ def test_a_row_has_mean_spread_and_the_paired_difference_from_the_first_method()
     assert ours["kept"]["test_accuracy"]["minus_first"] is None
 
 
-def test_runs_that_stopped_are_named_and_left_out() -> None:
+def test_runs_that_diverged_are_named_and_left_out() -> None:
     """Seed 0 of the first and seed 2 of the second method diverged: only seed 1 is a pair."""
     first = [ended("fedveca", seed, value, seed == 0) for seed, value in enumerate((0.0, 0.7, 0.9))]
     second = [ended("fedavg", seed, value, seed == 2) for seed, value in enumerate((0.4, 0.6, 0.0))]
     ours, theirs = tabulate_study(STUDY, [*first, *second])["rows"]
-    assert (ours["seeds"], ours["stopped"], ours["tau_all"]) == ([1, 2], [0], 101.5)
+    assert (ours["seeds"], ours["diverged"], ours["tau_all"]) == ([1, 2], [0], 101.5)
     assert ours["kept"]["test_accuracy"]["mean"] == pytest.approx(0.8)
-    assert (theirs["seeds"], theirs["stopped"]) == ([0, 1], [2])
+    assert (theirs["seeds"], theirs["diverged"]) == ([0, 1], [2])
     gap = theirs["kept"]["test_accuracy"]["minus_first"]
     assert gap == {"mean": pytest.approx(-0.1), "interval": None, "n": 1}
 
 
-def test_a_method_whose_runs_all_stopped_has_no_values() -> None:
-    runs = [ended("fedveca", 0, 0.0, stopped=True), ended("fedavg", 0, 0.5)]
+def test_a_method_whose_runs_all_diverged_has_no_values() -> None:
+    runs = [ended("fedveca", 0, 0.0, diverged=True), ended("fedavg", 0, 0.5)]
     ours, theirs = tabulate_study(STUDY, runs)["rows"]
     assert (ours["seeds"], ours["tau_all"], ours["kept"]) == ([], None, {})
     assert theirs["kept"]["test_accuracy"]["minus_first"] is None
