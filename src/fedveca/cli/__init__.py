@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from fedveca.cli import board, deploy, experiments, inspect, show
+from fedveca.cli import board, deploy, experiments, inspect, show, study
 from fedveca.errors import UserError
 from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
 from fedveca.version import __version__
@@ -67,6 +67,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for family in (experiments, inspect, show, board, deploy):
+    for family in (experiments, study, inspect, show, board, deploy):
         family.add(command)
     return parser

@@ -65,6 +65,8 @@ def check_counts(args: argparse.Namespace) -> None:
 
     for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
         given = getattr(args, name)
+        if given is None:
+            continue
         if given < 1:
             raise UserError(f"--{name} {given} is out of range; allowed: >= 1")
         if given > most:

@@ -150,13 +150,29 @@ def read_experiment(text: str) -> Experiment:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
+    return _check_settings(upgrade_settings(_load_toml(text, source)))
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """The tables of a TOML file of the user's."""
+    try:
+        text = _read_file(Path(name))
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+        raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
+    return _load_toml(text, printable(name))
+
+
+def _load_toml(text: str, source: str) -> dict[str, Any]:
     if text.count(".") > DOTS:
         raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
-        table = upgrade_settings(tomllib.loads(text))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
         why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise UserError(f"{source} is not TOML: {why}") from error
+
+
+def _check_settings(table: dict[str, Any]) -> dict[str, Any]:
     for key in table:
         check_setting(key)
     return table
@@ -174,11 +190,7 @@ def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
 def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
-        try:
-            text = _read_file(Path(name))
-        except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-            raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
-        return parse_toml(text, printable(name))
+        return _check_settings(upgrade_settings(read_toml(name)))
     if name not in presets():
         hint = suggest(name, presets())
         all_of_them = ", ".join(presets())

@@ -9,7 +9,7 @@ import time
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -148,13 +148,6 @@ class Screen(Observer):
 
     def table(self, rows: list[TableRow], name: str) -> None:
         self._print(tables.methods(rows, name))
-
-    def paper(self, content: dict[str, Any]) -> None:
-        """One result beside the paper's: its table where it has one, and what the paper says of it."""
-        if content["what"] == "table1":
-            for entry in content["results"]:
-                self._print(tables.table1(entry["task"], entry["rows"]))
-        self._print(tables.claims(content["what"], content["claims"]))
 
     def partition(self, counts: Tensor, most: int = 40) -> None:
         """Label counts, one row a client."""

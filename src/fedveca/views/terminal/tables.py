@@ -68,33 +68,6 @@ def methods(rows: list[TableRow], name: str, directions: Mapping[str, Direction]
     return shown
 
 
-def table1(task: str, rows: list[dict[str, Any]]) -> Table:
-    """Ours and the paper's, of one task."""
-    title = Text(f"Table I, {task}")
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    shown.add_column("\nmethod", no_wrap=True)
-    for heading in ("accuracy %\nkept", "\nlast", "\npaper", "loss x 100\nkept", "\nlast", "\npaper"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = []
-        for name in ("test_accuracy", "test_loss"):
-            digits = 1 if row["paper"][name] > 1 else 2
-            ours = (row[which][name] for which in ("kept", "last"))
-            cells += [f"{100 * v['mean']:.{digits}f} ±{100 * v['std']:.{digits}f}" for v in ours]
-            cells.append(f"{100 * row['paper'][name]:.{digits}f}")
-        shown.add_row(row["method"], *cells)
-    return shown
-
-
-def claims(what: str, claims: list[dict[str, Any]]) -> Table:
-    """What the paper says of a result, whether it holds, and on what evidence."""
-    shown = Table(title=Text(what), title_justify="left", box=None, pad_edge=False, show_header=False)
-    for claim in claims:
-        word, style = {True: ("yes", "green"), False: ("no", "red")}.get(claim["holds"], ("partly", "yellow"))
-        shown.add_row(Text(word, style=style), Text.assemble(claim["claim"], "\n", (claim["evidence"], "dim")))
-    return shown
-
-
 def partition(counts: Tensor) -> Table:
     """Label counts [N, classes], one row a client."""
     shown = Table(box=None, pad_edge=False)
