@@ -123,7 +123,7 @@ BAD = [
     (lambda: from_arrays(X[:0], LABELS[:0]), "x and y have no rows"),
     (lambda: from_arrays([["a"]] * 5, [0] * 5), "x holds <U1, not numbers"),
     (lambda: from_arrays(X, ["a", "b"] * 60), r"y holds <U1, not numbers; np.unique\(y, return_inverse=True\)"),
-    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is no array"),
+    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is not an array"),
     (lambda: from_arrays(np.where(np.isin(X, X[17]), np.nan, X), LABELS), r"x is not finite in row 17"),
     (lambda: from_arrays(X, np.where(NUMBERS > 0, np.inf, 1.0)), "y is not finite in row"),
     (lambda: from_arrays(X, LABELS - 1), "y holds the label -1; labels are 0 ... C - 1"),

@@ -16,7 +16,6 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError
 from fedveca.version import __version__
 from fedveca.views.board import files
@@ -48,7 +47,11 @@ class Desk:
                     settings = files.settings(folder / "experiment.toml")
                 except ValueError:
                     settings = {}
-                clients = 1 if is_pooled(str(settings.get("method"))) else settings.get("clients", 1)
+                try:
+                    clients = files.table(folder / "partition.json").get("all")  # one where the method pools all rows
+                except ValueError:
+                    clients = None
+                clients = clients if type(clients) is int else settings.get("clients", 1)
                 self._followed[name] = RunTail(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
             self._followed.move_to_end(name)
             while len(self._followed) > FOLLOWED:
