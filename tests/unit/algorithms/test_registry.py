@@ -126,7 +126,7 @@ def test_a_report_of_the_papers_methods_says_compare_and_any_other_says_run() ->
     def said(names: tuple[str, ...]) -> list[str]:
         return commands(curves([Run(Experiment(method=name), [], {}) for name in names]))
 
-    assert said(paper_methods()) == ["fedveca compare digits-case3 --seeds 1"]
+    assert [line.split()[:2] for line in said(paper_methods())] == [["fedveca", "compare"]]
     assert [line.split()[:2] for line in said(tuple(methods()))] == [["fedveca", "run"]] * 7
 
 
