@@ -100,6 +100,8 @@ class BoardApi:
                     settings = read_settings(folder)
                     rounds = get_count(settings, "rounds") or 1
                     clients = get_count(settings, "clients") or 1
+                with contextlib.suppress(ValueError, OSError):
+                    clients = get_count(read_object(folder, "partition.json"), "all") or clients  # one of pooled rows
                 self._tails[name] = RunTail(folder / "rounds.jsonl", clients, rounds)
             self._tails.move_to_end(name)
             while len(self._tails) > _TAILS:
