@@ -59,15 +59,16 @@ def _resume(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from fedveca.algorithms.registry import paper_methods
     from fedveca.runs.compare import compare, make_table
-    from fedveca.runs.experiment import TABLE_I, reject_custom
+    from fedveca.runs.experiment import reject_custom
     from fedveca.views.figures.curves import curves
     from fedveca.views.report.report import write
     from fedveca.views.terminal.screen import Screen
 
     check_counts(args)
     name, experiment = experiment_of(args.words)
-    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
+    methods = tuple(args.methods.split(",")) if args.methods else paper_methods()
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # refuses what is not known

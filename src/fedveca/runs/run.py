@@ -14,6 +14,7 @@ from typing import Unpack
 
 import torch
 
+from fedveca.algorithms.registry import is_adaptive
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
@@ -21,7 +22,7 @@ from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
 from fedveca.runs.evaluate import Evaluator, Keeper
-from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.folder import (
     FORMER,
@@ -92,7 +93,7 @@ def run(
         return _run_rounds(built, device, keeper, [], None, observers)
     out = Path(out)
     environment = describe_environment(device)
-    if any(str(value).startswith(CUSTOM) for value in asdict(built.experiment).values()):
+    if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:
         environment["started_by"] = started_by
@@ -148,6 +149,9 @@ def resume(
         by = find_starter(out)
         if cohort is None and by not in (RUN, PYTHON):
             raise UserError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
+        if by == PYTHON and not custom:
+            objects = ", ".join(f"{key}={v}" for key, v in asdict(former.experiment).items() if is_custom(v))
+            raise UserError(f"{out} was made with custom objects ({objects}); resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
         built = build(e, device, cohort=cohort, **custom)
@@ -246,7 +250,7 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
         raise UserError(f"{out} is finished: {keeper.round} rounds are done; name more, rounds=N")
     if keeper.round > e.rounds:
         raise UserError(f"rounds={e.rounds} is fewer than the {keeper.round} that are done in {out}")
-    if e.tau_all and e.method not in ADAPTIVE and not torch.equal(keeper.state.tau, built.state.tau):
+    if e.tau_all and not is_adaptive(e.method) and not torch.equal(keeper.state.tau, built.state.tau):
         raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
     if not all("tau" in record for record in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
@@ -264,6 +268,11 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
 
 def _describe_stop(done: int, rounds: int, folder: Path) -> str:
     return f"stopped after round {done} of {rounds}, all saved; resume it with: {how_to_resume(folder)}"
+
+
+def is_custom(value: object) -> bool:
+    """Whether a setting names an object that was given from Python."""
+    return isinstance(value, str) and value.startswith(CUSTOM)
 
 
 def count_labels(built: Built) -> torch.Tensor:

@@ -8,21 +8,13 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
+from fedveca.algorithms.registry import concerns, is_pooled, methods
 from fedveca.errors import UserError
-from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
+from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
-LOOK: dict[str, tuple[str, str, str]] = {
-    "fedveca": ("FedVeca", "#D55E00", "-"),
-    "scaffold": ("SCAFFOLD", "#0072B2", "-"),
-    "fedavg": ("FedAvg", "#009E73", "-"),
-    "fedprox": ("FedProx", "#CC79A7", "--"),
-    "fednova": ("FedNova", "#56B4E9", "-."),
-    "centralised": ("centralised", "#444444", ":"),
-    "corrected": ("FedVeca corrected", "#E69F00", "-"),
-}
 OTHERS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # methods of one's own
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 DASHES = ("-", "--", "-.", ":")
@@ -54,24 +46,27 @@ def curves(runs: Iterable[Run]) -> list[Curve]:
     for run in runs:
         groups.setdefault(tuple(v for k, v in asdict(run.experiment).items() if k not in ALIKE), []).append(run)
     each = [sorted(mine, key=lambda r: r.experiment.seed) for mine in groups.values()]
-    order = dict.fromkeys((*METHODS, *(mine[0].experiment.method for mine in each)))
+    order = dict.fromkeys((*methods(), *(mine[0].experiment.method for mine in each)))
     each.sort(key=lambda mine: list(order).index(mine[0].experiment.method))
-    methods = [mine[0].experiment.method for mine in each]
+    names = [mine[0].experiment.method for mine in each]
     told = _telling([mine[0] for mine in each])
     found = []
-    for i, (method, mine) in enumerate(zip(methods, each, strict=True)):
+    for i, (method, mine) in enumerate(zip(names, each, strict=True)):
         name, colour, dash = look(method)
-        if len(set(methods)) < len(methods):
+        if len(set(names)) < len(names):
             colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         settings = asdict(mine[0].experiment)
-        label = " ".join([name, *(f"{k}={settings[k]}" for k in told if _concerns(k, method))])
+        label = " ".join([name, *(f"{k}={settings[k]}" for k in told if concerns(k, method))])
         found.append(Curve(label, colour, dash, tuple(mine)))
     return found
 
 
 def look(method: str) -> tuple[str, str, str]:
     """A method's name, colour and dash."""
-    return LOOK.get(method, (method.removeprefix("custom:"), OTHERS[sum(method.encode()) % len(OTHERS)], "-"))
+    title, colour, dash = method.removeprefix("custom:"), "", "-"
+    if entry := methods().get(method):
+        title, colour, dash = entry.title, entry.colour, entry.dash
+    return title, colour or OTHERS[sum(method.encode()) % len(OTHERS)], dash
 
 
 def _telling(runs: Sequence[Run]) -> list[str]:
@@ -81,12 +76,6 @@ def _telling(runs: Sequence[Run]) -> list[str]:
         mine = [asdict(r.experiment) for r in runs if r.experiment.method == method]
         found |= dict.fromkeys(k for k in FIELDS if k not in ALIKE and len({settings[k] for settings in mine}) > 1)
     return [key for key in FIELDS if key in found]
-
-
-def _concerns(key: str, method: str) -> bool:
-    """A setting whose text begins with a method's name is that method's alone."""
-    owner = FIELDS[key].metadata["text"].partition(":")[0].lower()
-    return owner not in METHODS or owner == method or (owner == "fedveca" and method in ADAPTIVE)
 
 
 def sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
@@ -230,8 +219,8 @@ def table(found: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], which: str, name: str) -> float | None:
-    """The best mean of a column; centralised training is no rival."""
-    known = [row[which][name]["mean"] for row in rows if row["method"] != "centralised"]
+    """The best mean of a column; a pooled method is not a rival."""
+    known = [row[which][name]["mean"] for row in rows if not is_pooled(row["method"])]
     return (max if rises(name) else min)((v for v in known if v is not None), default=None)
 
 

@@ -34,6 +34,7 @@ from fedveca import (
     run,
 )
 from fedveca.algorithms import Algorithm
+from fedveca.runs.observers import Observer
 from fedveca.views.figures import curves as figures
 from fedveca.views.figures import run as run_figures
 from fedveca.views.report import report
@@ -378,8 +379,8 @@ METHODS: list[tuple[Call, str]] = [
     (compared(10**9), "seeds=1000000000 is out of range"),
     (compared(workers=0), "workers=0 is out of range"),
     (compared(workers="2"), "workers='2' is out of range"),
-    (compared(started=3), "started=3 is not a function"),
-    (compared(ended="print"), "ended='print' is not a function"),
+    (compared(observers=3), "observers: 3 is not an Observer; see fedveca.Observer"),
+    (compared(observers=[print]), "is not an Observer"),
     (compared(device="tpu"), "device='tpu' is not known; it is 'auto', 'cpu' or 'cuda'"),
     (compared(model=nn.Linear(3, 3)), "the model (Linear) does not fit rows of shape [4]"),
     (lambda t: compare(ANY, 1, t / "a"), "experiment=None is not an Experiment"),
@@ -411,9 +412,10 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: run(Experiment, t / "a"), "is not an Experiment; Experiment() makes one"),  # type: ignore[arg-type]
     (lambda t: build(ANY), "experiment=None is not an Experiment"),
     (lambda t: build(E, "tpu"), "device='tpu' is not known"),
-    (trained(data=D, watch=3), "watch=3 is not a function"),
-    (trained(data=D, watch=[]), "watch=[] is not a function"),
-    (trained(data=D, say="print"), "say='print' is not a function"),
+    (trained(data=D, observers=3), "observers: 3 is not an Observer; see fedveca.Observer"),
+    (trained(data=D, observers=[Observer(), []]), "observers: [] is not an Observer"),
+    (trained(data=D, observers="print"), "observers: 'print' is not an Observer"),
+    (trained(data=D, observers=[Observer]), "is not an Observer"),
     (trained(data=D, stop=True), "stop=True is not a function"),
     (trained(data=D, device=None), "device=None is not known"),
     (trained(data=D, device=0), "device=0 is not known"),
@@ -431,7 +433,7 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: resume(""), "out='' is empty"),
     (lambda t: resume(t / "a"), "a is not a run folder: experiment.toml is missing"),
     (lambda t: resume(t, stop=1), "stop=1 is not a function"),  # type: ignore[arg-type]
-    (lambda t: resume(t, tell=1), "tell=1 is not a function"),  # type: ignore[arg-type]
+    (lambda t: resume(t, observers=1), "observers: 1 is not an Observer"),  # type: ignore[arg-type]
     (lambda t: Run.open(t), "is not a run folder"),
     (lambda t: Run.open("a\0b"), r"a\x00b is not a run folder"),
     (lambda t: Experiment(lr=ANY), "lr=None is not float"),
@@ -499,7 +501,7 @@ RESUMED: list[tuple[dict[str, Any], str]] = [
     ({}, "is finished: 2 rounds are done"),
     ({"rounds": 3, "data_dir": 3}, "data_dir=3 is not str"),
     ({"rounds": 3, "device": "gpu"}, "device='gpu' is not known"),
-    ({"rounds": 3, "watch": "print"}, "watch='print' is not a function"),
+    ({"rounds": 3, "observers": [print]}, "is not an Observer; see fedveca.Observer"),
     ({"rounds": 3, "data": None}, "data=custom:arrays is an object that was given from Python"),
     ({"rounds": 3, "data": F}, "belongs to another experiment or other data"),
     ({"rounds": 3, "data": X}, "data is ndarray"),
@@ -543,6 +545,7 @@ def test_a_folder_that_holds_a_run_is_not_written(call: Any, former: Path) -> No
     ("call", "said"),
     [
         (lambda: run(E, epochs=3), "unexpected keyword argument 'epochs'"),  # type: ignore[call-arg]
+        (lambda: run(E, watch=print), "unexpected keyword argument 'watch'"),  # type: ignore[call-arg]
         (lambda: Experiment(rouns=3), "unexpected keyword argument 'rouns'"),  # type: ignore[call-arg]
         (lambda: FedAvg(), "missing 1 required positional argument: 'lr'"),  # type: ignore[call-arg]
         (lambda: from_arrays(X), "missing 1 required positional argument: 'y'"),  # type: ignore[call-arg]

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError, printable
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run
@@ -101,7 +102,7 @@ def line(
     if not each.size:
         return
     mean, std = each.mean(0), each.std(0, ddof=1) if len(each) > 1 else 0 * each[0]
-    if method == "centralised":  # one number, drawn across the rounds as in the paper
+    if is_pooled(method):  # one number, drawn across the rounds as in the paper
         axis.axhline(mean[-1], color=colour, linestyle=dash, linewidth=1.5, label=label)
         return
     width, over = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2, ":": 2.3}[dash])

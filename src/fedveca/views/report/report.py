@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError, printable
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run
@@ -173,7 +174,7 @@ def _fill(found: Sequence[list[Curve]], drawn: Sequence[dict[str, Any]]) -> None
             if size <= room:
                 room -= size
                 section["runs"].append(seen | {"partition": _partition(section, run, label)})
-        elif curve.method != "centralised":
+        elif not is_pooled(curve.method):
             _partition(section, run, label)
 
 

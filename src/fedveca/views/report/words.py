@@ -9,7 +9,8 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from fedveca.runs.experiment import FIELDS, METHODS, Experiment, preset, presets
+from fedveca.algorithms.registry import is_pooled, paper_methods
+from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
 from fedveca.runs.folder import Run
 from fedveca.views.series import ALIKE, Curve, best, number, rises
 
@@ -91,7 +92,7 @@ def answer(found: Sequence[Curve], rows: Sequence[dict[str, Any]], names: Sequen
     if name is None:
         return "No model was tested yet."
     which = "kept" if any(row["kept"][name]["mean"] is not None for row in rows) else "last"
-    rivals = [row for row in rows if row[which][name]["mean"] is not None and row["method"] != "centralised"]
+    rivals = [row for row in rows if row[which][name]["mean"] is not None and not is_pooled(row["method"])]
     rivals = rivals or [row for row in rows if row[which][name]["mean"] is not None]
     if not rivals:
         return "No model has a finite test value."
@@ -131,7 +132,7 @@ def commands(found: Sequence[Curve]) -> list[str]:
     row = list(range(seeds[0], seeds[0] + len(seeds)))
     same = all([run.experiment.seed for run in curve.runs] == row for curve in found)
     alike = len(_values(found, *(set(FIELDS) - {"method", *ALIKE}))) == 1
-    if methods == list(METHODS) and same and alike:
+    if methods == list(paper_methods()) and same and alike:
         return [f"fedveca compare {' '.join(command(first, ('method', 'tau_all')))} --seeds {len(seeds)}"]
     every = [run for curve in found for run in curve.runs]
     return [f"fedveca run {' '.join(command(run.experiment))}" for run in every[:100]]
@@ -164,7 +165,7 @@ def settings(runs: Sequence[Run]) -> tuple[dict[str, Any], dict[str, list[Any]]]
 def marked(rows: Sequence[dict[str, Any]], row: dict[str, Any], which: str, name: str) -> bool:
     """Whether this is the best of several in its column."""
     mean = row[which][name]["mean"]
-    return len(rows) > 1 and mean is not None and row["method"] != "centralised" and mean == best(rows, which, name)
+    return len(rows) > 1 and mean is not None and not is_pooled(row["method"]) and mean == best(rows, which, name)
 
 
 def _rule(texts: dict[str, str], e: Experiment, other: str) -> str:

@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fedveca.algorithms import registry
+from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.compare import TableRow
-from fedveca.runs.experiment import FIELDS, METHODS, presets, range_of
+from fedveca.runs.experiment import FIELDS, presets, range_of
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
     Direction,
@@ -21,7 +23,8 @@ from fedveca.runs.schema import (
     pick_best,
     short_label,
 )
-from fedveca.tasks.datasets.dataset import NAMES
+from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.models import MODELS
 from fedveca.tasks.partition import RULES
 
 
@@ -50,14 +53,14 @@ def methods(rows: list[TableRow], name: str, directions: Mapping[str, Direction]
         quantity = describe_quantity(what, directions)
         unit = " %" if quantity.unit == "share" else ""
         shown.add_column(f"{which}\n{short_label(what)}{unit}", justify="right", no_wrap=True)
-        rivals = (row[which][what]["mean"] for row in rows if row["method"] != "centralised")
+        rivals = (row[which][what]["mean"] for row in rows if not is_pooled(row["method"]))
         best[which, what] = pick_best(rivals, quantity.better)
     for row in rows:
         cells = []
         for which, what in columns:
             found = row[which][what]
             text = format_spread(what, found["mean"], found["std"])
-            bold = found["mean"] is not None and found["mean"] == best[which, what] and row["method"] != "centralised"
+            bold = found["mean"] is not None and found["mean"] == best[which, what] and not is_pooled(row["method"])
             cells.append(f"[bold]{text}[/bold]" if bold else text)
         steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
         note = f" ({len(row['diverged'])} diverged)" if "diverged" in row else ""
@@ -89,9 +92,9 @@ def allowed() -> Table:
 
 def named() -> dict[str, list[str]]:
     """The values that can be named, by what they are of."""
-    models = ["svm", "cnn", "mlp", "package.module:factory"]
-    methods, rules = list(METHODS), list(RULES)
-    return {"methods": methods, "data": list(NAMES), "models": models, "partitions": rules, "presets": presets()}
+    methods, models = list(registry.methods()), [*MODELS, "package.module:factory"]
+    data, rules = list(DATASETS), list(RULES)
+    return {"methods": methods, "data": data, "models": models, "partitions": rules, "presets": presets()}
 
 
 def settings() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,117 @@
+"""Changes one formula or one wire at a time and sees that a test fails which names the quantity.
+
+    python tests/mutation.py              # all, into tests/mutation.json
+    python tests/mutation.py beta tau_all # those whose name holds a word
+
+Each change is made in a copy of `src`; the working tree is not touched. It takes minutes and is not part of CI; the
+last result is committed as tests/mutation.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "tests" / "mutation.json"
+SECONDS = 400  # of one test file
+PROCESSES = 2
+
+
+class Mutation(NamedTuple):
+    """One change: `old` occurs once in `file` and becomes `new`; a test of `tests` must fail."""
+
+    quantity: str
+    file: str  # below the root
+    old: str
+    new: str
+    tests: str  # what pytest is given
+
+
+class Outcome(NamedTuple):
+    quantity: str
+    file: str
+    change: str
+    caught_by: str  # the test that failed; empty where none did
+    seconds: float
+
+
+def load_mutations() -> list[Mutation]:
+    """The list in tests/mutations.toml."""
+    import tomllib
+
+    table = tomllib.loads((ROOT / "tests" / "mutations.toml").read_text("utf-8"))
+    return [Mutation(**entry) for entry in table["mutation"]]
+
+
+def check_texts(mutations: list[Mutation]) -> list[str]:
+    """What is wrong with the list itself: a text that is not there exactly once changes nothing, or too much."""
+    wrong = []
+    for m in mutations:
+        count = (ROOT / m.file).read_text("utf-8").count(m.old) if (ROOT / m.file).exists() else 0
+        if count != 1 or m.old == m.new:
+            wrong.append(f"{m.quantity}: {m.old!r} occurs {count} times in {m.file}")
+    return wrong
+
+
+def try_mutation(m: Mutation) -> Outcome:
+    """Runs the tests against a copy of the sources with one change."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("src", "studies"):
+            if (ROOT / name).exists():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        changed = copy / m.file
+        changed.write_text(changed.read_text("utf-8").replace(m.old, m.new, 1), "utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *m.tests.split()]
+        paths = os.pathsep.join(map(str, (copy / "src", copy)))
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
+            lines = done.stdout.splitlines()
+        except subprocess.TimeoutExpired:
+            lines = []
+    failed = [line.split(" - ")[0].split()[1] for line in lines if line.startswith("FAILED ")]
+    errors = [line for line in lines if line.startswith("ERROR ")]
+    caught = failed[0] if failed and not errors else ""
+    return Outcome(m.quantity, m.file, f"{m.old} -> {m.new}", caught, round(time.monotonic() - start, 1))
+
+
+def main(words: list[str]) -> int:
+    """Exit code 0 where every change was caught."""
+    mutations = [m for m in load_mutations() if not words or any(word in m.quantity for word in words)]
+    if wrong := check_texts(mutations):
+        print("\n".join(wrong), file=sys.stderr)
+        return 2
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        outcomes = []
+        for outcome in pool.map(try_mutation, mutations):
+            outcomes.append(outcome)
+            print(f"{outcome.seconds:6.1f} s  {outcome.quantity}: {outcome.caught_by or 'SURVIVED'}", flush=True)
+    survived = [outcome for outcome in outcomes if not outcome.caught_by]
+    print(f"{len(outcomes) - len(survived)} of {len(outcomes)} changes were caught")
+    if not words:
+        result = {
+            "changes": len(outcomes),
+            "caught": len(outcomes) - len(survived),
+            "outcomes": [outcome._asdict() | {"seconds": None} for outcome in outcomes],
+        }
+        for outcome in result["outcomes"]:  # type: ignore[attr-defined]
+            del outcome["seconds"]
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
