@@ -142,7 +142,7 @@ def centralised_line(runs: Runs) -> Claim:
         for metric in METRICS:
             at = REPORTED[task_of(study)]["centralised"][metric]
             ours, *theirs = (rounds_until(_kept_runs(runs, study, m), metric, at) for m in ("fedveca", *RIVALS))
-            sooner.append(math.isfinite(median(ours)) and all(median(ours) < median(rival) for rival in theirs))
+            sooner.append(all(median(ours) < median(rival) for rival in theirs))
             most = max(map(_count, theirs))
             more.append(_count(ours) - most)
             text.append((_count(ours), most))

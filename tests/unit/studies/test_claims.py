@@ -104,6 +104,9 @@ def test_cifar_all_asks_for_loss_and_accuracy() -> None:
     assert holds(claims.cifar_all(runs(1.1, 1.0, 0.01))) == "partly"  # ahead in accuracy, behind in loss
     assert holds(claims.cifar_all(runs(1.1, 1.0, -0.01))) is False
     assert claims.cifar_all({SVM: []}) is None
+    behind_one = runs(1.0, 1.1, 0.01)
+    behind_one[CIFAR][-3:] = [make("scaffold", (0.9 + s / 100,), kept=0.6, last=0.6, seed=s) for s in range(3)]
+    assert holds(claims.cifar_all(behind_one)) == "partly"
 
 
 # curves
@@ -226,6 +229,14 @@ def test_case1_overlaps_within_a_hundredth_after_round_ten(gap: float, at: int, 
     assert holds(claims_svm.case1_overlaps(cases(case1_scaffold=losses))) is expected
 
 
+@pytest.mark.parametrize("gap", [0.0101, -0.0101])
+def test_case1_overlaps_asks_for_both_signs_of_loss_and_of_accuracy(gap: float) -> None:
+    runs = cases()
+    for losses, accuracies in (([0.5 + gap] * 20, [0.5] * 20), ([0.5] * 20, [0.5 + gap] * 20)):
+        runs[claims_svm.CASE[1]][4] = make("scaffold", losses, accuracies)
+        assert holds(claims_svm.case1_overlaps(runs)) is False
+
+
 @pytest.mark.parametrize(("end", "expected"), [(0.5049, True), (0.5051, "partly")])
 def test_case1_converges_within_one_per_cent(end: float, expected: Holds) -> None:
     assert holds(claims_svm.case1_converges(cases(case1_fednova=[end] * 20))) == expected
@@ -272,7 +283,7 @@ def detail(**columns: Sequence[Any]) -> dict[str, list[Run]]:
 @pytest.mark.parametrize(("high", "expected"), [(31, True), (29, False)])
 def test_tau_swings_where_its_deviation_is_half_its_mean(high: int, expected: bool) -> None:
     """A tau of 10 or `high` in turn varies by (high - 10) / (high + 10); the first two rounds do not count."""
-    tau = [[10, 10], [10, 10], *([[10, 10], [high, high]] * 20)]
+    tau = [[900, 900], [1, 1], *([[10, 10], [high, high]] * 20)]
     assert holds(claims_svm.tau_swings(detail(tau=tau))) is expected
     one = [[10, 10], [10, 10], *([[10, 10], [31, 10]] * 20)]
     assert holds(claims_svm.tau_swings(detail(tau=one))) == "partly"
