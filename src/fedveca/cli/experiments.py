@@ -1,26 +1,15 @@
-"""run, compare, reproduce."""
+"""reproduce: leaves for cli/study.py."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, check_counts, experiment_of, folder, out_of, says, takes_run, tell
-from fedveca.errors import UserError
+from fedveca.cli.arguments import Command, add_output, check_counts, parse_folder, print_result
 
 
 def add(command: Command) -> None:
-    run = command("run", _run, "Run one experiment (preset digits-case3 unless named).")
-    takes_run(run)
-    run.add_argument("--resume", type=folder, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds")
-    compare = command("compare", _compare, "Run the paper's fair protocol over all methods.")
-    takes_run(compare)
-    compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
-    compare.add_argument(
-        "--methods", default="", metavar="M,M", help="which; the first, if it chooses its steps, sets the others' total"
-    )
-    compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
-    again = command("reproduce", _reproduce, "Make the paper's tables and figures beside the paper's own numbers.")
+    again = command("reproduce", _reproduce, "Make the paper's tables and figures next to the paper's own numbers.")
     again.add_argument(
         "what",
         nargs="?",
@@ -31,7 +20,7 @@ def add(command: Command) -> None:
     again.add_argument("--seeds", type=int, default=10, metavar="N", help="independent repetitions (default 10)")
     again.add_argument(
         "--out",
-        type=folder,
+        type=parse_folder,
         default=Path("reproduction"),
         metavar="DIR",
         help="folder of runs and results; what is finished there is not repeated (default reproduction)",
@@ -40,79 +29,7 @@ def add(command: Command) -> None:
     again.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     again.add_argument("--workers", type=int, default=1, metavar="N", help="seeds side by side (default 1)")
     again.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
-    says(again)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from fedveca.runs.resources import discard_unbegun
-    from fedveca.runs.run import run
-    from fedveca.views.terminal.screen import Screen
-
-    if args.resume:
-        return _resume(args)
-    name, experiment = experiment_of(args.words)
-    out = out_of(args.out, f"{name}-{experiment.method}")
-    with Screen(args.quiet or args.json) as screen, discard_unbegun(out):
-        done = run(experiment, out, device=args.device, observers=[screen])
-        screen.summary(done)
-    tell(args, {"folder": str(done.folder), "summary": done.summary})
-    return 1 if "stopped" in done.summary else 0
-
-
-def _resume(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from fedveca.runs.experiment import parse_settings
-    from fedveca.runs.folder import Run
-    from fedveca.runs.run import resume
-    from fedveca.views.terminal.screen import Screen
-
-    settings = parse_settings(args.words)
-    if args.out is not None or set(settings) - {"rounds", "data_dir"}:
-        raise UserError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
-    replace(Run.open(args.resume).experiment, **settings)  # rejects what is out of range
-    with Screen(args.quiet or args.json) as screen:
-        done = resume(args.resume, **settings, device=args.device, observers=[screen])
-        screen.summary(done)
-    tell(args, {"folder": str(done.folder), "summary": done.summary})
-    return 1 if "stopped" in done.summary else 0
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from fedveca.runs.compare import compare, make_table
-    from fedveca.runs.experiment import TABLE_I, reject_custom
-    from fedveca.views.figures.curves import curves
-    from fedveca.views.report.report import write
-    from fedveca.views.terminal.screen import Screen
-
-    check_counts(args)
-    name, experiment = experiment_of(args.words)
-    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
-    for method in methods:
-        reject_custom({"method": method})
-        replace(experiment, method=method)  # refuses what is not known
-    out = out_of(args.out, f"{name}-compare")
-    with Screen(args.quiet or args.json) as screen:
-        runs = compare(
-            experiment,
-            args.seeds,
-            out,
-            methods=methods,
-            device=args.device,
-            workers=args.workers,
-            observers=[screen],
-        )
-        for suffix in ("svg", "png"):
-            curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
-        write(runs, out / "report.html")
-        screen.table(make_table(runs), name)
-        screen.say(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
-        for done in runs:
-            screen.stopped(done)
-    tell(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
-    return 1 if any("stopped" in done.summary for done in runs) else 0
+    add_output(again)
 
 
 def _reproduce(args: argparse.Namespace) -> int:
@@ -139,20 +56,20 @@ def _reproduce(args: argparse.Namespace) -> int:
         )
         stopped = [run for mine in runs.values() for run in mine if "stopped" in run.summary]
         for run in stopped:
-            screen.stopped(run)
+            screen.report_divergence(run)
         if stopped:
-            tell(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in stopped]})
+            print_result(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in stopped]})
             return 1
         from fedveca.views.paper import write
         from fedveca.views.report import report
 
-        report.write([run for mine in runs.values() for run in mine], args.out / "report.html")
+        report.write_report([run for mine in runs.values() for run in mine], args.out / "report.html")
         made = []
         only = f" --tasks {args.tasks}" if args.tasks else ""
         for what, of in wanted.items():
             command = f"fedveca reproduce {what} --seeds {args.seeds}{only}"
             made.append(write(what, of, runs, args.out / "results", command))
             screen.paper(made[-1])
-        screen.say(f"report: {args.out / 'report.html'}   results: {args.out / 'results'}   runs: {args.out}")
-    tell(args, {"folder": str(args.out), "report": str(args.out / "report.html"), "results": made})
+        screen.print(f"report: {args.out / 'report.html'}   results: {args.out / 'results'}   runs: {args.out}")
+    print_result(args, {"folder": str(args.out), "report": str(args.out / "report.html"), "results": made})
     return 0

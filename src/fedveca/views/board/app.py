@@ -22,7 +22,7 @@ from fedveca.views.board import files
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex
 from fedveca.views.board.tail import AXES, RunTail
-from fedveca.views.report.plotly_bundle import plotly
+from fedveca.views.report.plotly_bundle import plotly_script
 
 FOLLOWED = 32  # runs whose columns stay in memory
 WORKING = 4  # questions that are worked on at a time
@@ -266,4 +266,4 @@ def _json(content: Any) -> bytes:
 
 @cache
 def _script() -> bytes:
-    return plotly().encode()
+    return plotly_script().encode()
