@@ -38,7 +38,8 @@ class Screen(Observer):
         columns = (BarColumn(20), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.error, transient=True)
         self._experiment = Experiment()
-        self._task: TaskID | None = None  # the run whose rounds are shown
+        self._task: TaskID | None = None  # of the run that is shown; it stays until the next one
+        self._running = False
         self._handler = _LogHandler(self)
         self._show_warning = warnings.showwarning
 
@@ -94,7 +95,9 @@ class Screen(Observer):
 
     def start(self, experiment: Experiment, folder: Path | None) -> None:
         """A run begins."""
-        self._experiment = experiment
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._experiment, self._running = experiment, True
         self._task = self._progress.add_task(_name_run(experiment), total=experiment.rounds)
 
     def round(self, record: Round) -> None:
@@ -115,9 +118,8 @@ class Screen(Observer):
 
     def end(self, run: Run) -> None:
         """A run is over; one whose rounds were not seen, in a worker process, gets a line."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
+        if self._running:
+            self._running = False
         elif run.summary and not self.quiet:
             kept, metric = run.summary["kept"], run.metric
             value, loss = format_value(metric, get_number(kept, metric)), format_value("test_loss", kept["test_loss"])
