@@ -24,7 +24,8 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.algorithms.registry import methods
+from fedveca.runs.experiment import Experiment
 
 TASKS = """
 window.tasks = [];
@@ -133,10 +134,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    chance = random.Random(0)
+    chance, names = random.Random(0), list(methods())
     with tempfile.TemporaryDirectory() as root:
         for i in range(args.runs):
-            e = Experiment(method=METHODS[i % len(METHODS)], seed=i // len(METHODS), rounds=100)
+            e = Experiment(method=names[i % len(names)], seed=i // len(names), rounds=100)
             folder(Path(root) / f"small-{i}", e, 100, i % 50 > 0, chance)
         big = Path(root) / "big"
         folder(big, Experiment(clients=args.clients, rounds=2 * args.rounds), args.rounds, False, chance)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedveca.deploy.launch import Federation
 from fedveca.deploy.provision import write_app
-from fedveca.deploy.superlink import QUIET
+from fedveca.deploy.superlink import FLOWER_ENVIRONMENT
 from fedveca.runs.experiment import Experiment
 
 CLIENT = '''
@@ -201,7 +201,8 @@ def main() -> None:
         first = table["ours"][0]
         print(f"ours / bare = {ratio:.2f}; bytes up {first['bytes_up']}, down {first['bytes_down']}")
     if args.out:
-        args.out.write_text(json.dumps({"settings": QUIET, "parts": PARTS, "nodes": results}, indent=1) + "\n")
+        content = {"settings": FLOWER_ENVIRONMENT, "parts": PARTS, "nodes": results}
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def step_cost(x: Tensor, y: Tensor, algorithm: Algorithm, clients: int, steps: i
     """Milliseconds a client step, batch 100, no probe unless the method needs it."""
     problem = model("cnn", SHAPE, CLASSES)
     shares = partition("iid", y, CLASSES, clients)
-    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=100, loss=False, pixels="standardised", device="cuda")
+    cohort = LocalCohort(
+        algorithm, problem, x, y, shares, batch=100, want_loss=False, pixels="standardised", device="cuda"
+    )
     tau, ids = torch.full((clients,), steps), torch.arange(clients)
     order = algorithm.order(algorithm.init(problem.init().cuda(), tau))
     return 1e3 * timed(lambda: cohort(0, order, ids, tau) and None) / (clients * steps)
@@ -64,7 +66,9 @@ def ours(x: Tensor, y: Tensor, rounds: int) -> float:
     """Seconds a round of pfl's shape."""
     algorithm, problem = FedAvg(LR), model("cnn", SHAPE, CLASSES)
     shares = partition("iid", y, CLASSES, 1000)
-    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=10, loss=False, pixels="standardised", device="cuda")
+    cohort = LocalCohort(
+        algorithm, problem, x, y, shares, batch=10, want_loss=False, pixels="standardised", device="cuda"
+    )
     state = algorithm.init(problem.init().cuda(), torch.full((1000,), 5))
     seen = federate(algorithm, cohort, state, rounds + 3, participation=0.05)
     for _ in range(3):

@@ -29,7 +29,9 @@ def cohort(name: str, clients: int, batch: int, rows: int, threads: int = 0) -> 
     y = torch.randint(0, 10, (rows,), generator=generator)
     problem = model(name, (1, 28, 28), 10)
     shares = partition("case1", y, 10, clients)
-    local = LocalCohort(FedAvg(0.01), problem, x, y, shares, batch=batch, loss=False, pixels="unit", threads=threads)
+    local = LocalCohort(
+        FedAvg(0.01), problem, x, y, shares, batch=batch, want_loss=False, pixels="unit", threads=threads
+    )
     return local, problem.init()
 
 

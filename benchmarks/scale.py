@@ -128,7 +128,7 @@ def flight(_: int) -> list[dict]:
         mine = [(n, tau) for n, tau, f in points if f == features]
         x, y, shares = even(10_000 if features == 60 else 1000, 20, features)
         problem = SquaredSvm(features)
-        cohort = LocalCohort(FedAvg(0.01), problem, x, y, shares, batch=BATCH, loss=False)
+        cohort = LocalCohort(FedAvg(0.01), problem, x, y, shares, batch=BATCH, want_loss=False)
         calls = [round_of(cohort, FedAvg(0.01), problem.init(), torch.arange(n), tau) for n, tau in mine]
         for (n, tau), times in zip(mine, least(*calls), strict=True):
             out.append({"n": n, "tau": tau, "P": features, "steps": n * tau} | times)
@@ -155,9 +155,9 @@ def overhead(features: int) -> list[dict]:
     for workers in (1, 2, 4, 8):
         x, y, shares = even(workers, 2, features)
         cohort = RayCohort(
-            FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, loss=False
+            FedAvg(0.01), lambda: SquaredSvm(features), x, y, shares, workers=workers, batch=1, want_loss=False
         )
-        alone = LocalCohort(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, loss=False, threads=1)
+        alone = LocalCohort(FedAvg(0.01), SquaredSvm(features), x, y, shares, batch=1, want_loss=False, threads=1)
         w, ids = torch.zeros(features), torch.arange(workers)
         calls = [round_of(c, FedAvg(0.01), w, ids, 1) for c in (cohort, alone)]
         ours, local = least(*calls, turns=100)
@@ -173,7 +173,7 @@ def engines(job: str) -> list[dict]:
     here = build(Experiment(**words))
     ids, out = sample_clients(0, 1, 10_000, 1000), []
     one, all_ = here.cohort, build(Experiment(**words)).cohort
-    one.team = ThreadPool(1)
+    one.pool = ThreadPool(1)
     for workers in (1, 2):
         ray = build(Experiment(**words, engine="ray", workers=workers)).cohort
         mine = one if workers == 1 else all_

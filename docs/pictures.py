@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedveca import Experiment, FedAvg, FedNova, run
 from fedveca.algorithms import Algorithm, Report
-from fedveca.views.figures.curves import LOOK, STYLE, save
+from fedveca.views.figures.curves import STYLE, save
+from fedveca.views.series import look
 
 OUT = Path(__file__).parent / "images"
 # Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own hills.
@@ -143,7 +144,7 @@ def control() -> None:
     axes[1].set(title="A of each client / the least A", xlabel="round", yscale="log")
     axes[1].legend(fontsize=7, loc="upper right")
     for done in (veca, avg):
-        label, colour, dash = LOOK[done.experiment.method]
+        label, colour, dash = look(done.experiment.method)
         shares = [100 * line["test_accuracy"] for line in done.rounds]
         axes[2].plot(range(1, 41), shares, dash, color=colour, label=label)
     axes[2].set(title="test accuracy (%), equal local steps in all", xlabel="round")

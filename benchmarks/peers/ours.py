@@ -28,7 +28,7 @@ def main() -> None:
     algorithm = {"fedveca": FedVeca(LR), "probe": Probed(LR)}.get(given.method, FedAvg(LR))
     n = len(y) // job.clients
     shares = Shares(torch.arange(len(y)), torch.arange(job.clients + 1) * n)
-    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", loss=False)
+    cohort = LocalCohort(algorithm, problem, x, y, shares, batch=job.batch, pixels="unit", want_loss=False)
     tau = torch.full((job.clients,), job.steps)
 
     class Fixed:

@@ -7,81 +7,74 @@ print(run(Experiment(rounds=20)).summary["kept"])
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedveca.version import __version__
+from fedveca.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    import fedveca.runs.statistics as statistics
-    import fedveca.testing as testing
-    from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-    from fedveca.cohorts.local.cohort import LocalCohort
-    from fedveca.deploy.node import answer
-    from fedveca.deploy.server import serve
-    from fedveca.runs.build import build
-    from fedveca.runs.compare import compare
-    from fedveca.runs.experiment import Experiment
-    from fedveca.runs.federate import federate
-    from fedveca.runs.folder import Run
-    from fedveca.runs.run import resume, run
-    from fedveca.tasks.custom import from_arrays, from_hugging_face, from_partitioner, from_torch
-    from fedveca.tasks.datasets.dataset import Dataset
+if TYPE_CHECKING:  # the same names for type checkers: a test compares both
+    from fedveca import testing as testing
+    from fedveca.algorithms import Corrected as Corrected
+    from fedveca.algorithms import FedAvg as FedAvg
+    from fedveca.algorithms import FedNova as FedNova
+    from fedveca.algorithms import FedProx as FedProx
+    from fedveca.algorithms import FedVeca as FedVeca
+    from fedveca.algorithms import Scaffold as Scaffold
+    from fedveca.algorithms.hyper import hyper as hyper
+    from fedveca.algorithms.registry import method as method
+    from fedveca.cohorts.local.cohort import LocalCohort as LocalCohort
+    from fedveca.deploy.node import answer as answer
+    from fedveca.deploy.server import serve as serve
+    from fedveca.errors import UserError as UserError
+    from fedveca.runs import statistics as statistics
+    from fedveca.runs.build import build as build
+    from fedveca.runs.compare import compare as compare
+    from fedveca.runs.experiment import Experiment as Experiment
+    from fedveca.runs.federate import federate as federate
+    from fedveca.runs.folder import Run as Run
+    from fedveca.runs.observers import Observer as Observer
+    from fedveca.runs.overrides import CustomObjects as CustomObjects
+    from fedveca.runs.run import resume as resume
+    from fedveca.runs.run import run as run
+    from fedveca.tasks.custom import from_arrays as from_arrays
+    from fedveca.tasks.custom import from_hugging_face as from_hugging_face
+    from fedveca.tasks.custom import from_partitioner as from_partitioner
+    from fedveca.tasks.custom import from_torch as from_torch
+    from fedveca.tasks.datasets.dataset import Dataset as Dataset
+    from fedveca.tasks.losses import metric as metric
 
-_HOMES = {
-    "FedAvg": "algorithms",
-    "FedNova": "algorithms",
-    "FedProx": "algorithms",
-    "FedVeca": "algorithms",
-    "Scaffold": "algorithms",
-    "LocalCohort": "cohorts.local.cohort",
-    "compare": "runs.compare",
-    "Experiment": "runs.experiment",
-    "build": "runs.build",
-    "federate": "runs.federate",
-    "Run": "runs.folder",
-    "resume": "runs.run",
-    "run": "runs.run",
-    "Dataset": "tasks.datasets.dataset",
-    "from_arrays": "tasks.custom",
-    "from_hugging_face": "tasks.custom",
-    "from_partitioner": "tasks.custom",
-    "from_torch": "tasks.custom",
-    "answer": "deploy.node",
-    "serve": "deploy.server",
-    "Corrected": "algorithms",
+_PUBLIC = {  # by module, which is loaded when one of its names is first used
+    "algorithms": "Corrected FedAvg FedNova FedProx FedVeca Scaffold",
+    "algorithms.hyper": "hyper",
+    "algorithms.registry": "method",
+    "cohorts.local.cohort": "LocalCohort",
+    "deploy.node": "answer",
+    "deploy.server": "serve",
+    "errors": "UserError",
+    "runs.build": "build",
+    "runs.compare": "compare",
+    "runs.experiment": "Experiment",
+    "runs.federate": "federate",
+    "runs.folder": "Run",
+    "runs.observers": "Observer",
+    "runs.overrides": "CustomObjects",
+    "runs.run": "resume run",
+    "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch",
+    "tasks.datasets.dataset": "Dataset",
+    "tasks.losses": "metric",
 }
-__all__ = [
-    "Corrected",
-    "Dataset",
-    "Experiment",
-    "FedAvg",
-    "FedNova",
-    "FedProx",
-    "FedVeca",
-    "LocalCohort",
-    "Run",
-    "Scaffold",
-    "__version__",
-    "answer",
-    "build",
-    "compare",
-    "federate",
-    "from_arrays",
-    "from_hugging_face",
-    "from_partitioner",
-    "from_torch",
-    "resume",
-    "run",
-    "serve",
-    "statistics",
-    "testing",
-]
+_MODULES = {"statistics": "runs.statistics", "testing": "testing"}
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    """Loads PyTorch only when something is used."""
-    if name in ("statistics", "testing"):
-        return import_module("fedveca.runs.statistics" if name == "statistics" else "fedveca.testing")
+def __getattr__(name: str) -> object:
+    """Loads a public name, and PyTorch with it, when it is used."""
+    if name in _MODULES:
+        return import_module(f"fedveca.{_MODULES[name]}")
     if name in _HOMES:
         return getattr(import_module(f"fedveca.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fedveca' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -34,3 +34,8 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     """` (did you mean NAME?)` where a choice is near, else nothing."""
     near = difflib.get_close_matches(name, list(choices), 1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def explain_error(error: Exception) -> str:
+    """One line of it, never none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -25,7 +25,7 @@ METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVe
 def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(
-        "fedveca.cohorts.local.cohort.tensor_cores", lambda device: nullcontext()
+        "fedveca.cohorts.local.cohort.use_tensor_cores", lambda device: nullcontext()
     )  # float32 to the last bit
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=generator)

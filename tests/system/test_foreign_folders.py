@@ -17,7 +17,7 @@ from same_runs import same
 
 from fedveca.cli import main
 from fedveca.cohorts.client_memory import NodeLedger
-from fedveca.cohorts.client_store import ClientStore, Damaged
+from fedveca.cohorts.client_store import ClientMemoryError, ClientStore
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import ROWS, identify_run, seal
 from fedveca.runs.experiment import Experiment
@@ -154,7 +154,7 @@ def test_a_shelf_of_its_own_file(tmp_path: Path) -> None:
         (tmp_path / ROWS).rename(tmp_path / "real")
         for again, why in ((symbolic, "symbolic links"), (hard, "second name")):
             again(tmp_path / ROWS, tmp_path / "real")
-            with pytest.raises(Damaged, match=why):
+            with pytest.raises(ClientMemoryError, match=why):
                 ClientStore.load(4, tmp_path / ROWS, saved)
             (tmp_path / ROWS).unlink()
         (tmp_path / "real").unlink()
@@ -301,7 +301,7 @@ def test_a_memory_of_other_kinds_of_numbers(made: Path, tmp_path: Path, capsys: 
         (torch.zeros(3).long(), torch.tensor(torch.inf)),
         (torch.zeros(3).long(), torch.tensor(-1)),
     ):
-        with pytest.raises(Damaged, match="does not say what the clients remember"):
+        with pytest.raises(ClientMemoryError, match="does not say what the clients remember"):
             ledger.load(tmp_path, {"rounds": rounds, "token": token}, "cpu", {})
 
 

@@ -28,12 +28,14 @@ from ray.cluster_utils import Cluster
 from fedveca.algorithms import FedAvg
 from fedveca.cli import main
 from fedveca.cohorts.ray.cohort import RayCohort, connect
-from fedveca.cohorts.ray.worker import Sum, Worker, added, dealt
+from fedveca.cohorts.ray.worker import PartialMean, Worker, assign_clients, merge_means
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
@@ -73,7 +75,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     """w after some rounds, the tau of each, and the cohort."""
     built = build(e)
     seen = list(federate(built.algorithm, built.cohort, built.state, rounds, participation=e.participation))
-    return seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen], built.cohort
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen], built.cohort
 
 
 @pytest.mark.usefixtures("cores")
@@ -105,7 +107,7 @@ class Blow:
     """Kills a worker's process while a round goes on: it is stopped first, so that it cannot answer before."""
 
     def __init__(self, cohort: RayCohort, j: int) -> None:
-        self.pid = ray.get(cohort.workers[j].about.remote())["pid"]
+        self.pid = ray.get(cohort.workers[j].describe.remote())["pid"]
         self.thread = threading.Thread(target=self._strike)
         self.thread.start()
 
@@ -132,7 +134,7 @@ def struck(e: Experiment, blows: dict[int, int], tau: int) -> tuple[list[Tensor]
             assert len(cohort.memory) > 0  # brought here: later losses repeat the rounds since only
     memory = cohort.memory
     ids = torch.tensor(list(memory))
-    return ws, torch.cat([ids[:, None].float(), *memory.recall(ids, memory.blank()).values()], 1), cohort.lost
+    return ws, torch.cat([ids[:, None].float(), *memory.recall(ids).values()], 1), cohort.lost
 
 
 @pytest.mark.usefixtures("cores")
@@ -151,20 +153,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 class Stop(Exception):
-    """Raised by a watcher to end a run as a crash would."""
+    """Raised by an observer to end a run as a crash would."""
 
 
 @pytest.mark.usefixtures("cores")
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     e = replace(WIDE, method="scaffold", checkpoint_every=2)
 
-    def watch(line: dict[str, Any]) -> None:
-        if line["round"] == 2:
-            raise Stop
+    class Watcher(Observer):
+        def round(self, record: Round) -> None:
+            if record["round"] == 2:
+                raise Stop
 
     run(e, tmp_path / "whole", device="cpu")
     with pytest.raises(Stop):
-        run(e, tmp_path / "cut", device="cpu", watch=watch)
+        run(e, tmp_path / "cut", device="cpu", observers=[Watcher()])
     resume(tmp_path / "cut", device="cpu")
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
@@ -190,7 +193,7 @@ def test_two_nodes_and_one_lost() -> None:
             if k == 1:
                 cluster.remove_node(second, allow_graceful=False)
         assert cohort.lost >= 1  # again, where the new worker was sent to the node before it was known to be gone
-        assert [trace["tau"].tolist() for _, trace in seen] == tau
+        assert [trace["tau"] for _, trace in seen] == tau
         assert float((seen[-1][0].w - want).abs().max()) < 1e-6
     finally:
         ray.shutdown()
@@ -332,9 +335,9 @@ def test_a_ray_that_cannot_ask_for_a_token_is_rejected(
 def test_shares_are_even_and_whole() -> None:
     sizes = torch.arange(1, 1001)
     for workers in (1, 2, 3, 7):
-        rows = torch.bincount(dealt(sizes, workers), sizes.double(), workers)
+        rows = torch.bincount(assign_clients(sizes, workers), sizes.double(), workers)
         assert float(rows.max() - rows.min()) <= 1000
-    assert sorted(dealt(torch.ones(3, dtype=torch.int64), 3).tolist()) == [0, 1, 2]
+    assert sorted(assign_clients(torch.ones(3, dtype=torch.int64), 3).tolist()) == [0, 1, 2]
 
 
 def test_a_worker_sends_one_sum_however_many_its_clients() -> None:
@@ -355,23 +358,23 @@ def test_a_worker_sends_one_sum_however_many_its_clients() -> None:
     order = (built.state.w.numpy(), {"c": built.state.c.numpy()})
     for turn, n in enumerate((3, 60)):
         ids, tau = np.arange(n), np.full(n, 4)
-        total, (who, each, norms) = worker.ask(turn, turn, order, ids, tau)
+        total, (who, each, norms) = worker.run_turn(turn, turn, order, ids, tau)
         assert {name: v.shape for name, v in total.mean.items()} == {"G": (60,), "dc": (60,)}
         assert total.mass == float(shares.sizes[:n].sum())
         assert who.tolist() == ids.tolist()
         assert {v.shape for v in each.values()} == {(n,)}
         assert (sorted(norms["ids"]), norms["norms"].shape) == (ids.tolist(), (2, n))
         remembered = worker.recall(ids)[1]["c"].copy()
-        again, _ = worker.ask(turn, turn, order, ids, tau)
+        again, _ = worker.run_turn(turn, turn, order, ids, tau)
         assert again is total
         assert np.array_equal(worker.recall(ids)[1]["c"], remembered)
 
 
 def test_sums_of_none() -> None:
-    some = Sum({"G": np.ones(2, np.float32)}, 3.0)
-    assert added(Sum({}, 0.0), some) is some
-    assert added(some, Sum({}, 0.0)) is some
-    both = added(some, Sum({"G": np.full(2, 5.0, np.float32)}, 1.0))
+    some = PartialMean({"G": np.ones(2, np.float32)}, 3.0)
+    assert merge_means(PartialMean({}, 0.0), some) is some
+    assert merge_means(some, PartialMean({}, 0.0)) is some
+    both = merge_means(some, PartialMean({"G": np.full(2, 5.0, np.float32)}, 1.0))
     assert both.mass == 4.0
     assert both.mean["G"].tolist() == [2.0, 2.0]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypedDict, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
+
+from fedveca.algorithms.hyper import Range, hyperparameters, to_python
 
 Named = dict[str, Tensor]
+LR = Range(low=0, open_ends=True)  # of every method's learning rate
 
 
 class Order(NamedTuple):
@@ -24,30 +29,51 @@ class Norms(NamedTuple):
     norms: Tensor  # [vectors, m]
 
 
+class Fault(TypedDict):
+    """A client that failed or misbehaved in a round, as it is recorded."""
+
+    client: int  # -1 where the client is not known
+    what: str
+
+
 class Report(NamedTuple):
     """Clients -> server, already aggregated: vectors as means only, numbers one by one."""
 
     mean: Named  # [P] each: sum_i p_i v_i over the n clients that answered
-    each: Named  # [n] each: one number a client (tau, loss, beta, spread)
+    each: Named  # [n] each: one number per client (tau, loss, beta, spread)
     mass: float  # share of all rows that answered: sum of D_i / D
     width: int = 4  # bytes of one number of a vector on its way
-    faults: tuple[dict[str, Any], ...] = ()  # {"client": i, "what": why} of those that failed or misbehaved
+    faults: tuple[Fault, ...] = ()
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 
 class ServerState(NamedTuple):
-    """The least a server carries."""
+    """The least that a server carries."""
 
     w: Tensor  # [P] w_k
     tau: Tensor  # [N] int64: local steps of each client's next round
 
 
-class Algorithm(Protocol):
+class HasModel(Protocol):
+    """What every method's state has: a NamedTuple of tensors with these two among them."""
+
+    @property
+    def w(self) -> Tensor: ...
+    @property
+    def tau(self) -> Tensor: ...
+
+
+NoCarry = tuple[()]
+State = TypeVar("State", bound=HasModel, default=Any)  # of the server: a plain `Algorithm` is one of any state
+Carry = TypeVar("Carry", default=Any)  # of a client, from step to step
+
+
+class Algorithm(ABC, Generic[State, Carry]):
     """Hyperparameters in a frozen dataclass; everything that changes is passed in and out.
 
     The client's functions work along the last axis: a vector is [..., P], a number [..., 1], and what
     stands in front is one client or many at once. So they reduce with dim=-1, keepdim=True, and never
-    branch on a tensor's value. A method defines `update` and `finish`; the rest stands here as plain
+    branch on a tensor's value. A method defines `update` and `finish`; the rest is here, as plain
     local SGD without memory.
     """
 
@@ -55,17 +81,24 @@ class Algorithm(Protocol):
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
+    def __post_init__(self) -> None:
+        """Checks the ranges that the class declares; a single number of NumPy or PyTorch becomes Python's."""
+        object.__setattr__(self, "lr", LR.check("lr", to_python(self.lr), float))
+        for name, declared in hyperparameters(type(self)).items():
+            value = declared.range.check(name, to_python(getattr(self, name)), type(declared.default))
+            object.__setattr__(self, name, value)
+
     # server
 
-    def init(self, w: Tensor, tau: Tensor) -> Any:
-        return ServerState(w, tau)
+    def init(self, w: Tensor, tau: Tensor) -> State:
+        return cast(State, ServerState(w, tau))
 
-    def order(self, state: Any) -> Order:
+    def order(self, state: State) -> Order:
         return Order(state.w, {})
 
-    def update(self, state: Any, ids: Tensor, p: Tensor, report: Report) -> tuple[Any, Named]:
+    @abstractmethod
+    def update(self, state: State, ids: Tensor, p: Tensor, report: Report) -> tuple[State, Named]:
         """The next state, and what to record: numbers [] of the round or [n] of its clients."""
-        ...
 
     # one client
 
@@ -73,12 +106,12 @@ class Algorithm(Protocol):
         """What a client that was never seen remembers."""
         return {}
 
-    def start(self, order: Order, memory: Named, g0: Tensor) -> Any:
-        return ()
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Carry:
+        return cast(Carry, ())
 
-    def step(self, order: Order, s: Any, w: Tensor, g: Tensor) -> tuple[Tensor, Any]:
+    def step(self, order: Order, s: Carry, w: Tensor, g: Tensor) -> tuple[Tensor, Carry]:
         return torch.sub(w, g, alpha=self.lr), s  # (1)
 
-    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    @abstractmethod
+    def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         """Vectors for the mean, numbers for the server, memory for the client's next round."""
-        ...

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.hyper import hyper
+
 TAU_MIN = 2  # the paper keeps tau > 1: with tau = 1 the effect of A vanishes from (14)
+
+# The controller's hyperparameters: each call makes a field of a method that uses it.
+ALPHA = partial(hyper, 0.95, "how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
+TAU_MAX = partial(hyper, 50, "the most local steps", low=TAU_MIN, high=10**5)
+DISTRUST = partial(hyper, 0.0, "share of the clients whose A may be too small to be true", low=0, high=0.5)
 
 
 def control(A: Tensor, alpha: float, tau_max: int, distrust: float = 0.0) -> Tensor:
     """tau_i = floor(A_i / (A_i - alpha min_j A_j)), kept in [2, tau_max]: (15), (16), A1.22-26.
 
-    Only the ratios r_i = min A / A_i count. An A that is NaN or infinite tells that the client's
-    gradients ran away: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the
+    Only the ratios r_i = min A / A_i count. An A that is NaN or infinite says that the client's
+    gradients diverged: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the
     smallest A that may be lies: the least one above them stands for min A, and those below have r_i = 1.
 
     Examples:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report, ServerState
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report, ServerState
+from fedveca.algorithms.registry import method
 
 
+@method("fednova", title="FedNova", colour="#56B4E9", dash="-.", paper=4)
 @dataclass(frozen=True)
-class FedNova(Algorithm):
+class FedNova(Algorithm[ServerState, NoCarry]):
     """w_(k+1) = w_k - eta tau_k d_k, tau_k = sum_i p_i tau_i, d_k = sum_i p_i G_i, G_i a mean gradient."""
 
     lr: float
@@ -20,5 +21,5 @@ class FedNova(Algorithm):
         tau_k = float(p @ report.each["tau"])  # the arithmetic mean: dividing once more is a common error
         return state._replace(w=state.w - self.lr * tau_k * report.mean["G"]), {}  # (6)
 
-    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(self, order: Order, s: NoCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         return {"G": (order.w - w) / (self.lr * tau)}, {}, {}

@@ -1,6 +1,6 @@
 """FedVeca (Luo et al. 2024): FedNova's average, and every client's tau set from its own gradients.
 
-One trip a round. The paper's second exchange (A1.14-15, A2.14-19) only brings |grad F(w_(k-1))|^2
+One trip per round. The paper's second exchange (A1.14-15, A2.14-19) only brings |grad F(w_(k-1))|^2
 to the clients, which is the same for all and so can be divided by at the server.
 """
 
@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.algorithms.control import control
-
-
-def norm(v: Tensor) -> Tensor:
-    """[..., P] -> [..., 1]."""
-    return torch.linalg.vector_norm(v, dim=-1, keepdim=True)  # type: ignore[no-any-return]
-
-
-def smoothness(k: Tensor, w: Tensor, w_last: Tensor, grad: Tensor, grad_last: Tensor, L: Tensor) -> Tensor:
-    """[] float64: the largest L_k so far, A1.16-21; L_k of round k is known one round earlier than in the paper."""
-    steep = (grad - grad_last).norm() / (w - w_last).norm() if k > 0 else grad.norm() / w.norm()  # A1.19, A1.17
-    now = steep.double().cpu()
-    return torch.maximum(L, now) if torch.isfinite(now) else L  # A1.21; 0/0 after a rejected round
+from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, control
+from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
+from fedveca.algorithms.registry import method
 
 
 class FedVecaState(NamedTuple):
@@ -37,22 +27,15 @@ class FedVecaState(NamedTuple):
     L: Tensor  # [] float64: max over rounds of L_(k-1), 0 while unknown
 
 
-class Walk(NamedTuple):
-    g0: Tensor  # [P] grad F_i(w_k)
-    lam: Tensor  # [1] lambda, the step about to be taken
-    far: Tensor  # [1] |w_k - w_lambda|
-    beta: Tensor  # [1] the largest so far
-    spread: Tensor  # [1] delta's numerator over (lambda + 1), the largest so far
-
-
+@method("fedveca", title="FedVeca", colour="#D55E00", adaptive=True, paper=1)
 @dataclass(frozen=True)
-class FedVeca(Algorithm):
+class FedVeca(Algorithm[FedVecaState, Walk]):
     """tau_(k+1,i) = floor(A_i / (A_i - alpha min A)), A_i = eta beta_i^2 delta_i: (16)."""
 
     lr: float
-    alpha: float = 0.95
-    tau_max: int = 50
-    distrust: float = 0.0  # share of the clients whose A may be too small to be true
+    alpha: float = ALPHA()
+    tau_max: int = TAU_MAX()
+    distrust: float = DISTRUST()
     needs_gradient: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
@@ -67,25 +50,21 @@ class FedVeca(Algorithm):
         tau, seen = state.tau, Named()
         if state.k > 0:  # A1.13
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
-            delta = spread / state.grad_last.norm().double().cpu() ** 2  # A2.17
+            delta = estimate_delta(spread, state.grad_last)  # A2.17
             tau = tau.clone()
             A = beta**2 * spread  # up to what is common, which cancels
             tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
             seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
-        L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
+        L = estimate_smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return FedVecaState(w, tau, state.k + 1, state.w, grad, L), seen
 
     def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
-        zero = torch.zeros_like(g0[..., :1])
-        return Walk(g0, zero, zero, zero, zero)
+        return start_walk(g0)
 
     def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
-        beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15; lambda = 0 is 0/0
         w = torch.sub(w, g, alpha=self.lr)  # (1)
-        far = norm(order.w - w)  # eta |sum of the gradients up to lambda|
-        spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17
-        return w, Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread))
+        return w, extend_walk(s, g, order.w - w, self.lr)
 
     def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)  # (6)

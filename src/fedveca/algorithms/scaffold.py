@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.registry import method
 
 
 class ScaffoldState(NamedTuple):
@@ -17,8 +18,9 @@ class ScaffoldState(NamedTuple):
     c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
 
 
+@method("scaffold", title="SCAFFOLD", colour="#0072B2", paper=5)
 @dataclass(frozen=True)
-class Scaffold(Algorithm):
+class Scaffold(Algorithm[ScaffoldState, Tensor]):
     """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""
 
     lr: float

@@ -24,8 +24,9 @@ def add(command: Command) -> None:
 def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from fedveca.algorithms.registry import paper_methods
     from fedveca.runs.compare import compare, make_table
-    from fedveca.runs.experiment import TABLE_I, reject_custom
+    from fedveca.runs.experiment import reject_custom
     from fedveca.views.figures.curves import draw_curves
     from fedveca.views.report.report import write_report
     from fedveca.views.terminal.screen import Screen
@@ -33,7 +34,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     check_counts(args)
     name, experiment = parse_experiment(args.words)
-    methods = tuple(args.methods.split(",")) if args.methods else TABLE_I
+    methods = tuple(args.methods.split(",")) if args.methods else paper_methods()
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # rejects what is not known

@@ -1,11 +1,18 @@
-"""How the clients' vectors become one: their mean, or a rule that a share of bad clients cannot carry away.
+"""How the clients' vectors become one: the rules of the setting `aggregate`.
 
-A aggregator lives for one round. `part` takes some clients side by side and may run in any thread, `add` takes the
-parts in a fixed order, `close` gives the aggregated vectors. A server that hears its clients one by one calls
-`add(part(weight[None], {name: v[None], ...}))` for each.
+- mean: sum_i p_i v_i, the weighted mean. It is what the methods define. One bad client can move it anywhere.
+- clip: the weighted mean of vectors that are shortened to at most one norm, `aggregate_clip` or the median of the
+  round's norms. A bad client moves it by one typical vector at the most.
+- trimmed: in each coordinate, the weighted mean of the values that remain when `aggregate_trim` of the weight is
+  removed at each end.
+- median: in each coordinate, the weighted median.
 
-mean holds one sum a vector and clip a few: O(P), however many clients there are. trimmed and median need the
-vectors of the round side by side: n P numbers each.
+With every rule but the mean, the losses that clients report are winsorised, because a client can also lie about them.
+
+An aggregator lives for one round. `reduce` takes some clients side by side and may run in any thread; `add` takes what
+`reduce` returned, in a fixed order; `close` returns the aggregated vectors. A server that hears its clients one by one
+calls `add(reduce(weight[None], {name: v[None], ...}))` for each. The mean holds one sum per vector and clip a few,
+O(P) however many clients there are; trimmed and median need all vectors of the round side by side, O(n P).
 """
 
 from __future__ import annotations
@@ -19,24 +26,28 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named
 
-RULES = ("mean", "clip", "trimmed", "median")
-LOSSES = ("loss", "after")
-COLUMNS = 2**16  # coordinates that are sorted at a time
-STEPS = 2  # of a norm's grid, to the power of two
-LEAST, MOST = -150 * STEPS, 150 * STEPS  # norms beyond are counted with the outermost
+AGGREGATION_RULES = ("mean", "clip", "trimmed", "median")
+LOSS_NUMBERS = ("loss", "after")  # the numbers that are losses: at w_k, and after the client's steps
+_COLUMNS = 2**16  # coordinates that are sorted at a time
+_STEPS = 2  # of a norm's grid, per factor of two
+_LOWEST, _HIGHEST = -150 * _STEPS, 150 * _STEPS  # norms beyond are counted with the outermost
 
 
 class Piece(NamedTuple):
-    """What some clients bring to the round."""
+    """What some clients contribute to the round."""
 
-    weight: Tensor  # [n] D_i; 0 for a client that is not well
+    weight: Tensor  # [n] D_i; 0 for a client whose numbers are not finite
     vectors: Named  # [P] sums, or [n, P] side by side
     norms: Named = {}  # noqa: RUF012  [n] each, and
     levels: dict[str, dict[int, Tensor]] = {}  # noqa: RUF012  [2, P] sums by level of norm: aggregate=clip
 
 
 class Aggregator(Protocol):
-    def part(self, weight: Tensor, vectors: Named) -> Piece: ...
+    """One round of a rule."""
+
+    def reduce(self, weight: Tensor, vectors: Named) -> Piece:
+        """Some clients of weights [n] and vectors [n, P] each."""
+        ...
 
     def add(self, piece: Piece) -> None: ...
 
@@ -44,8 +55,8 @@ class Aggregator(Protocol):
         """[P] each: the aggregated vectors; mass is the sum of the weights."""
         ...
 
-    def numbers(self, each: Named) -> Named:
-        """[n] each: what is believed of the numbers the clients report: losses, that one may not spoil the mean.
+    def limit_numbers(self, each: Named) -> Named:
+        """[n] each: the reported numbers, with the losses limited so that no client spoils their mean.
 
         A method that uses numbers one by one has its own defence (FedVeca's `distrust`).
         """
@@ -56,21 +67,30 @@ AggregationRule = Callable[[], Aggregator]
 
 
 def aggregation_rule(rule: str, clip: float = 0.0, trim: float = 0.2) -> AggregationRule:
-    """The rule by its name; `clip` is a fixed norm (0: the round's median), `trim` the share distrusted at each end."""
+    """Finds a rule by its name.
+
+    Args:
+        rule: One of AGGREGATION_RULES.
+        clip: For `clip`, the largest norm of a vector; 0 takes the median of the round's norms.
+        trim: The share of the weight that is distrusted at each end.
+
+    Returns:
+        What makes the aggregator of one round.
+    """
     if rule == "mean":
         return Mean
     if rule == "clip":
-        return partial(Clip, clip, trim)
-    return partial(Sorted, trim if rule == "trimmed" else 0.5, trim)
+        return partial(ClippedMean, clip, trim)
+    return partial(TrimmedMean, trim if rule == "trimmed" else 0.5, trim)
 
 
 class Mean:
-    """sum_i p_i v_i, and every number as it was told."""
+    """sum_i p_i v_i, and every number as it was reported."""
 
     def __init__(self) -> None:
         self.total: Named = {}
 
-    def part(self, weight: Tensor, vectors: Named) -> Piece:
+    def reduce(self, weight: Tensor, vectors: Named) -> Piece:
         return Piece(weight, {name: weight @ v for name, v in vectors.items()})
 
     def add(self, piece: Piece) -> None:
@@ -80,15 +100,16 @@ class Mean:
     def close(self, mass: float) -> Named:
         return {name: v / mass for name, v in self.total.items()} if mass else {}
 
-    def numbers(self, each: Named) -> Named:
+    def limit_numbers(self, each: Named) -> Named:
         return each
 
 
-class Clip:
-    """The mean of vectors cut to one norm: a fixed one, or the median of the round's norms on a grid of steps sqrt(2).
+class ClippedMean:
+    """The mean of vectors shortened to one norm: a fixed one, or the median of the round's norms, rounded up to a grid.
 
-    The median is known only when all have spoken. Until then vectors of like norm are summed together, as they are
-    and at unit norm; then each sum below the bound counts as it is, each one above as its unit vectors times the bound.
+    The median is known only when all clients have answered. Until then vectors of similar norm (within a factor of
+    sqrt(2)) are summed together, as they are and at unit norm. In the end each sum below the bound counts as it is,
+    and each one above it as its unit vectors times the bound.
     """
 
     def __init__(self, norm: float, trim: float) -> None:
@@ -97,12 +118,12 @@ class Clip:
         self.norms: dict[str, list[Tensor]] = {}
         self.levels: dict[str, dict[int, Tensor]] = {}
 
-    def part(self, weight: Tensor, vectors: Named) -> Piece:
+    def reduce(self, weight: Tensor, vectors: Named) -> Piece:
         norms = {name: v.norm(dim=-1) for name, v in vectors.items()}
         if self.norm:
-            cut = {name: torch.where(n > self.norm, self.norm / n, 1.0) for name, n in norms.items()}
-            return Piece(weight, {name: (weight * cut[name]) @ v for name, v in vectors.items()})
-        levels = {name: _by_level(weight, v, norms[name]) for name, v in vectors.items()}
+            factor = {name: torch.where(n > self.norm, self.norm / n, 1.0) for name, n in norms.items()}
+            return Piece(weight, {name: (weight * factor[name]) @ v for name, v in vectors.items()})
+        levels = {name: _sum_by_level(weight, v, norms[name]) for name, v in vectors.items()}
         return Piece(weight, {}, {name: n[weight > 0] for name, n in norms.items()}, levels)
 
     def add(self, piece: Piece) -> None:
@@ -117,25 +138,25 @@ class Clip:
     def close(self, mass: float) -> Named:
         if self.norm or not mass:
             return self.fixed.close(mass)
-        return {name: self._cut(name, levels) / mass for name, levels in self.levels.items()}
+        return {name: self._sum_levels(name, levels) / mass for name, levels in self.levels.items()}
 
-    def _cut(self, name: str, levels: dict[int, Tensor]) -> Tensor:
-        at = int(_level(torch.cat(self.norms[name]).quantile(0.5)))
-        bound = 2.0 ** ((at + 1) / STEPS)  # the upper end of the median's level
+    def _sum_levels(self, name: str, levels: dict[int, Tensor]) -> Tensor:
+        at = int(_find_level(torch.cat(self.norms[name]).quantile(0.5)))
+        bound = 2.0 ** ((at + 1) / _STEPS)  # the upper end of the median's level
         return sum((levels[n][0] if n <= at else bound * levels[n][1] for n in sorted(levels)), torch.zeros(()))
 
-    def numbers(self, each: Named) -> Named:
-        return believed(each, self.trim)
+    def limit_numbers(self, each: Named) -> Named:
+        return _limit_losses(each, self.trim)
 
 
-class Sorted:
-    """Coordinate by coordinate, the weighted mean of the middle: `cut` of the weight goes at each end."""
+class TrimmedMean:
+    """In each coordinate, the weighted mean of the middle values: `cut` of the weight is removed at each end."""
 
     def __init__(self, cut: float, trim: float) -> None:
         self.cut, self.trim = cut, trim
         self.pieces: list[Piece] = []
 
-    def part(self, weight: Tensor, vectors: Named) -> Piece:
+    def reduce(self, weight: Tensor, vectors: Named) -> Piece:
         return Piece(weight, vectors)
 
     def add(self, piece: Piece) -> None:
@@ -146,28 +167,28 @@ class Sorted:
             return {}
         weight = torch.cat([piece.weight for piece in self.pieces])
         names = self.pieces[0].vectors
-        return {n: middle(torch.cat([p.vectors[n] for p in self.pieces]), weight, self.cut) for n in names}
+        return {n: trimmed_mean(torch.cat([p.vectors[n] for p in self.pieces]), weight, self.cut) for n in names}
 
-    def numbers(self, each: Named) -> Named:
-        return believed(each, self.trim)
+    def limit_numbers(self, each: Named) -> Named:
+        return _limit_losses(each, self.trim)
 
 
-def middle(v: Tensor, weight: Tensor, cut: float) -> Tensor:
-    """[n, P], [n] -> [P]: the mean of each column after `cut` of the weight is taken off at both ends.
+def trimmed_mean(v: Tensor, weight: Tensor, cut: float) -> Tensor:
+    """[n, P], [n] -> [P]: the mean of each column after `cut` of the weight is removed at both ends.
 
     A cut of 1/2 is the weighted median; between two values that halve the weight exactly, their mean.
 
     >>> v = torch.tensor([[1.0], [2.0], [3.0], [100.0]])
-    >>> middle(v, torch.ones(4), 0.25).item(), middle(v, torch.ones(4), 0.5).item()
+    >>> trimmed_mean(v, torch.ones(4), 0.25).item(), trimmed_mean(v, torch.ones(4), 0.5).item()
     (2.5, 2.5)
-    >>> middle(v, torch.tensor([1.0, 1.0, 1.0, 9.0]), 0.5).item()
+    >>> trimmed_mean(v, torch.tensor([1.0, 1.0, 1.0, 9.0]), 0.5).item()
     100.0
     """
     v, weight = v[weight > 0], weight[weight > 0].double()
     share = weight / weight.sum()
-    cut = min(cut, 0.5 - 1e-6)  # what is left of the middle is the median
+    cut = min(cut, 0.5 - 1e-6)  # what remains of the middle is the median
     out = []
-    for block in torch.split(v, COLUMNS, dim=1):
+    for block in torch.split(v, _COLUMNS, dim=1):
         ordered, at = block.sort(dim=0)
         mine = share[at]
         upto = mine.cumsum(0)  # [n, columns] weight up to and with this value
@@ -176,12 +197,12 @@ def middle(v: Tensor, weight: Tensor, cut: float) -> Tensor:
     return torch.cat(out)
 
 
-def believed(each: Named, trim: float) -> Named:
-    return {name: pulled_in(v, trim) if name in LOSSES else v for name, v in each.items()}
+def _limit_losses(each: Named, trim: float) -> Named:
+    return {name: winsorise(v, trim) if name in LOSS_NUMBERS else v for name, v in each.items()}
 
 
-def pulled_in(v: Tensor, trim: float) -> Tensor:
-    """[n]: the `trim` smallest and largest are set to the next one inwards: few liars do not move the mean far."""
+def winsorise(v: Tensor, trim: float) -> Tensor:
+    """[n]: the share `trim` of smallest and of largest values is set to the next value inwards."""
     if len(v) == 0:
         return v
     h = min(int(trim * len(v) + 1e-9), (len(v) - 1) // 2)
@@ -189,15 +210,15 @@ def pulled_in(v: Tensor, trim: float) -> Tensor:
     return v.clamp(ordered[h], ordered[-1 - h])
 
 
-def _level(norms: Tensor) -> Tensor:
-    """Which step of the grid a norm stands on: 2^(level / STEPS) <= norm < 2^((level + 1) / STEPS)."""
-    return torch.floor(STEPS * torch.log2(norms.double())).clamp(LEAST, MOST).to(torch.int64)
+def _find_level(norms: Tensor) -> Tensor:
+    """The step of the grid that a norm is on: 2^(level / _STEPS) <= norm < 2^((level + 1) / _STEPS)."""
+    return torch.floor(_STEPS * torch.log2(norms.double())).clamp(_LOWEST, _HIGHEST).to(torch.int64)
 
 
-def _by_level(weight: Tensor, v: Tensor, norms: Tensor) -> dict[int, Tensor]:
+def _sum_by_level(weight: Tensor, v: Tensor, norms: Tensor) -> dict[int, Tensor]:
     """[2, P] for each level that occurs: the weighted sum of its vectors, and of their directions."""
     unit = torch.where(norms > 0, 1 / norms, 0.0)
-    level, out = _level(norms), {}
+    level, out = _find_level(norms), {}
     for at in sorted(set(level[weight > 0].tolist())):
         mine = weight * (level == at)
         out[at] = torch.stack([mine, mine * unit]) @ v

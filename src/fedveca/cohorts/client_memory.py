@@ -1,4 +1,4 @@
-"""What clients keep between rounds: one row for each client ever seen, in RAM up to a limit, the rest in a file."""
+"""What clients remember between rounds: one row per client ever seen, in RAM up to a limit, the rest in a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named
-from fedveca.cohorts.client_store import NOWHERE, ClientStore, Damaged
+from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
 
-LIMIT = 2**30  # bytes in RAM
+MEMORY_BYTES = 2**30  # bytes in RAM
 
 
 class PersistentMemory(Protocol):
@@ -29,93 +29,91 @@ class PersistentMemory(Protocol):
 class ClientMemory:
     """First come, first in RAM: clients are drawn at random, so none is likelier than another to be needed next."""
 
-    def __init__(self, clients: int, limit: int = LIMIT) -> None:
+    def __init__(self, clients: int, limit: int = MEMORY_BYTES) -> None:
         self.clients, self.limit = clients, limit
         self.home: Path | None = None  # the file's name; None: one without a name, gone with the process
         self.slot = torch.full((clients,), NOWHERE)  # [N] the row in RAM
         self.dirty = torch.zeros(clients, dtype=torch.bool)  # [N] changed in RAM since it was last on disk
-        self.held = torch.empty(0, 0)  # [slots, M] on the clients' device
+        self.rows = torch.empty(0, 0)  # [slots, M] on the clients' device
         self.used = 0  # of the slots
         self.widths: dict[str, int] = {}  # floats of each name; M is their sum
-        self.shelf: ClientStore | None = None
+        self.store: ClientStore | None = None
 
     def __iter__(self) -> Iterator[int]:
         """The clients ever seen."""
-        return iter(torch.nonzero(self.seen(torch.arange(self.clients))).flatten().tolist())
+        return iter(torch.nonzero(self.has_row(torch.arange(self.clients))).flatten().tolist())
 
     def __len__(self) -> int:
-        return int(self.seen(torch.arange(self.clients)).sum())
+        return int(self.has_row(torch.arange(self.clients)).sum())
 
-    def seen(self, ids: Tensor) -> Tensor:
+    def has_row(self, ids: Tensor) -> Tensor:
         """[n] bool: whether clients have a row."""
         near = self.slot[ids] != NOWHERE
-        return near | (self.shelf.at[ids] != NOWHERE) if self.shelf else near
+        return near | (self.store.at[ids] != NOWHERE) if self.store else near
 
-    def blank(self) -> Named:
-        """Zeros in the form of one client's memory."""
-        return {name: torch.zeros(width) for name, width in self.widths.items()}
-
-    def recall(self, ids: Tensor, new: Named) -> Named:
-        """[n, ...] each: what clients remember, `new` where they were never seen."""
+    def recall(self, ids: Tensor, new: Named | None = None) -> Named:
+        """[n, ...] each: what clients remember; `new`, or zeros, where they were never seen."""
+        if new is None:
+            new = {name: torch.zeros(width) for name, width in self.widths.items()}
         if not new:
             return {}
         rows = torch.cat([v.expand(len(ids), -1) for v in new.values()], -1)
-        slot, seen = self.slot[ids], self.seen(ids)
+        slot, seen = self.slot[ids], self.has_row(ids)
         if bool(seen.any()):
             rows, near = rows.clone(), slot != NOWHERE
             if bool(near.any()):
-                rows[near.to(rows.device)] = self.held[slot[near].to(self.held.device)].to(rows.device)
+                rows[near.to(rows.device)] = self.rows[slot[near].to(self.rows.device)].to(rows.device)
             if bool((seen & ~near).any()):
-                assert self.shelf
+                assert self.store
                 far = seen & ~near
-                rows[far.to(rows.device)] = self.shelf.read(ids[far]).to(rows.device)
+                rows[far.to(rows.device)] = self.store.read(ids[far]).to(rows.device)
         parts = torch.split(rows, [v.shape[-1] for v in new.values()], -1)
         return dict(zip(new, parts, strict=True))
 
     def remember(self, ids: Tensor, values: Named) -> None:
-        """Keeps values [n, ...] of clients that differ."""
+        """Stores values [n, ...] of distinct clients."""
         if not values or not len(ids):
             return
         rows = torch.cat(list(values.values()), -1)
         if not self.widths:
-            self._open({name: v.shape[-1] for name, v in values.items()}, rows.device)
-        new = ids[~self.seen(ids)][: len(self.held) - self.used]
+            self._allocate({name: v.shape[-1] for name, v in values.items()}, rows.device)
+        new = ids[~self.has_row(ids)][: len(self.rows) - self.used]
         self.slot[new] = torch.arange(self.used, self.used + len(new))
         self.used += len(new)
         slot = self.slot[ids]
         near = slot != NOWHERE
         if bool(near.any()):
-            self.held[slot[near].to(self.held.device)] = rows[near.to(rows.device)].to(self.held.device)
+            self.rows[slot[near].to(self.rows.device)] = rows[near.to(rows.device)].to(self.rows.device)
             self.dirty[ids[near]] = True
         if not bool(near.all()):
-            self._on_disk().write(ids[~near], rows[(~near).to(rows.device)])
+            self._open_store().write(ids[~near], rows[(~near).to(rows.device)])
 
     def save(self) -> Named:
-        """All rows safe on disk, and what a checkpoint needs to find them; nothing where nothing is remembered."""
+        """Writes all rows to disk and returns what a checkpoint needs to find them, if there is anything."""
         if not self.widths:
             return {}
-        shelf = self._on_disk()
-        for some in torch.split(torch.nonzero(self.dirty).flatten(), shelf.piece):
-            shelf.write(some, self.held[self.slot[some].to(self.held.device)])
+        store = self._open_store()
+        for some in torch.split(torch.nonzero(self.dirty).flatten(), store.piece):
+            store.write(some, self.rows[self.slot[some].to(self.rows.device)])
         self.dirty.fill_(False)
         widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
-        return shelf.save() | widths
+        return store.save() | widths
 
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
-        """Takes up what was saved of memories like `new`; Damaged where it is not what it was."""
+        """Restores what was saved of memories like `new`; ClientMemoryError where it is damaged."""
         self.home = path
         if not saved:
             return
         widths = {name: v.shape[-1] for name, v in new.items()}
         if not self._fits(saved, widths):
-            raise Damaged(f"{path.name} does not fit its checkpoint")
-        shelf = ClientStore.load(self.clients, path, saved)
-        self._open(widths, torch.device(device))
-        self.shelf = shelf
-        near = saved["ids"][: len(self.held)]
+            raise ClientMemoryError(f"{path.name} does not fit its checkpoint")
+        store = ClientStore.load(self.clients, path, saved)
+        self._allocate(widths, torch.device(device))
+        self.store = store
+        near = saved["ids"][: len(self.rows)]
         self.slot[near], self.used = torch.arange(len(near)), len(near)
-        for some in torch.split(near, shelf.piece):
-            self.held[self.slot[some].to(self.held.device)] = shelf.read(some).to(self.held.device)
+        for some in torch.split(near, store.piece):
+            self.rows[self.slot[some].to(self.rows.device)] = store.read(some).to(self.rows.device)
 
     def _fits(self, saved: Named, widths: dict[str, int]) -> bool:
         """Whether it is what `save` gives for these clients and widths."""
@@ -123,7 +121,7 @@ class ClientMemory:
         lists = [saved.get(name, torch.empty(0)) for name in ("ids", "at", "sums")]
         if saved.keys() != {"ids", "at", "sums", *wanted} or not widths:
             return False
-        if any(_whole(saved[name]) != width for name, width in wanted.items()):
+        if any(_read_integer(saved[name]) != width for name, width in wanted.items()):
             return False
         if any(v.dtype != torch.int64 or v.shape != lists[0].shape or v.dim() != 1 for v in lists) or not len(lists[0]):
             return False
@@ -131,20 +129,20 @@ class ClientMemory:
         rising = bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < self.clients
         return rising and int(at.min()) >= 0 and len(torch.unique(at)) == len(at)
 
-    def _open(self, widths: dict[str, int], device: torch.device) -> None:
-        """Room for rows: asked for at once, but taken from the machine only as it is filled."""
+    def _allocate(self, widths: dict[str, int], device: torch.device) -> None:
+        """Room for rows: allocated at once, but the machine provides it only as it is filled."""
         self.widths = widths
         width = sum(widths.values())
-        self.held = torch.empty(min(self.clients, self.limit // (4 * width)), width, device=device)
+        self.rows = torch.empty(min(self.clients, self.limit // (4 * width)), width, device=device)
 
-    def _on_disk(self) -> ClientStore:
-        if self.shelf is None:
-            self.shelf = ClientStore(self.clients, sum(self.widths.values()), self.home)
-        return self.shelf
+    def _open_store(self) -> ClientStore:
+        if self.store is None:
+            self.store = ClientStore(self.clients, sum(self.widths.values()), self.home)
+        return self.store
 
 
 class NodeLedger:
-    """All that the server keeps of the clients' memory: which round's it is, and the run's name to the nodes."""
+    """All that the server knows of the nodes' memory: which round each is of, and the run's name to the nodes."""
 
     NAMES: ClassVar = {"rounds", "token"}  # of what is saved
 
@@ -159,11 +157,11 @@ class NodeLedger:
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
         rounds, token = (saved.get(name, torch.empty(0)) for name in ("rounds", "token"))
         fits = saved.keys() == self.NAMES and (rounds.dtype, rounds.shape) == (torch.int64, self.rounds.shape)
-        if not fits or not 0 <= _whole(token) < 2**62:
-            raise Damaged("the checkpoint does not say what the clients remember")
+        if not fits or not 0 <= _read_integer(token) < 2**62:
+            raise ClientMemoryError("the checkpoint does not say what the clients remember")
         self.rounds, self.token = rounds, int(token)
 
 
-def _whole(v: Tensor) -> int:
-    """The one whole number of a tensor; -1 where it is something else."""
+def _read_integer(v: Tensor) -> int:
+    """The one integer of a tensor; -1 where it is something else."""
     return int(v) if v.dtype == torch.int64 and v.numel() == 1 else -1

@@ -1,8 +1,8 @@
 """Rows of equal length in one file, one for each client, so written that no checkpoint's row is ever overwritten.
 
-A row that changes goes to a free place of the file; the place that it leaves is free again only when neither of
-the two checkpoints on disk can point there. So a checkpoint is the list of places alone, costs what has changed,
-and stays good whenever the process is killed.
+A row that changes goes to a free place of the file; its old place becomes free only when neither of
+the two checkpoints on disk can point there. So a checkpoint is only the list of places, costs what has changed,
+and stays valid whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.errors import UserError
-from fedveca.runs.files import open_new, open_regular
+from fedveca.safe_files import open_new, open_regular
 
 NOWHERE = -1
 PIECE_BYTES = 64 * 2**20  # handled at once
 
 
-class Damaged(UserError):
-    """What is on disk cannot be trusted."""
+class ClientMemoryError(UserError):
+    """What the clients remember is damaged on disk, or does not fit the run."""
 
 
 class RowsError(OSError):
@@ -55,32 +55,32 @@ class ClientStore:
         return max(1, PIECE_BYTES // (4 * self.width))
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Keeps rows [n, width] of clients that differ."""
+        """Stores rows [n, width] of distinct clients."""
         if not len(ids):
             return
         new = ids[~self.fresh[ids]]
         leaving = self.at[new]
         self.left[-1] += leaving[leaving != NOWHERE].tolist()
-        self.at[new] = torch.tensor(self._places(len(new)), dtype=torch.int64)
+        self.at[new] = torch.tensor(self._take_places(len(new)), dtype=torch.int64)
         self.fresh[ids] = True
         place, order = self.at[ids].sort()
         content = rows.detach().cpu().contiguous().numpy()[order.numpy()]
         self.sums[ids[order]] = torch.tensor([zlib.crc32(row) for row in content])
-        for a, b, first in _runs(place, self.piece):
-            self._all(os.pwrite, content[a:b], first)
+        for a, b, first in _find_stretches(place, self.piece):
+            self._move_rows(os.pwrite, content[a:b], first)
 
     def read(self, ids: Tensor) -> Tensor:
         """[n, width]: the rows of clients that have one."""
         place, order = self.at[ids].sort()
         content = np.empty((len(ids), self.width), np.float32)
-        for a, b, first in _runs(place, self.piece):
-            self._all(lambda fd, room, at: os.preadv(fd, [room], at), content[a:b], first)
+        for a, b, first in _find_stretches(place, self.piece):
+            self._move_rows(lambda fd, room, at: os.preadv(fd, [room], at), content[a:b], first)
         out = torch.empty(len(ids), self.width)
         out[order] = torch.from_numpy(content)
         return out
 
     def save(self) -> dict[str, Tensor]:
-        """All rows safe on disk, and what a checkpoint needs to find them."""
+        """Writes all rows to disk and returns what a checkpoint needs to find them."""
         if self._file != NOWHERE:
             os.fsync(self._file)
         self.free += self.left[0]  # no checkpoint on disk is as old
@@ -91,27 +91,27 @@ class ClientStore:
 
     @staticmethod
     def load(clients: int, path: Path, saved: dict[str, Tensor]) -> ClientStore:
-        """The shelf as it was saved; Damaged where a row is not what it was."""
-        shelf = ClientStore(clients, int(saved["width"]), path)
+        """The store as it was saved; ClientMemoryError where a row has changed."""
+        store = ClientStore(clients, int(saved["width"]), path)
         ids = saved["ids"]
-        shelf.at[ids], shelf.sums[ids] = saved["at"], saved["sums"]
+        store.at[ids], store.sums[ids] = saved["at"], saved["sums"]
         try:
-            shelf._open(new=False)
-            shelf.end = os.fstat(shelf._file).st_size // (4 * shelf.width)
-            if int(saved["at"].max()) >= shelf.end:
+            store._open(new=False)
+            store.end = os.fstat(store._file).st_size // (4 * store.width)
+            if int(saved["at"].max()) >= store.end:
                 raise OSError(errno.EIO, "it ends too early")
-            for some in torch.split(ids, shelf.piece):
-                found = torch.tensor([zlib.crc32(row) for row in shelf.read(some).numpy()])
-                if not torch.equal(found, shelf.sums[some]):
-                    raise Damaged(f"{path.name} is damaged: a row does not match its sum")
+            for some in torch.split(ids, store.piece):
+                found = torch.tensor([zlib.crc32(row) for row in store.read(some).numpy()])
+                if not torch.equal(found, store.sums[some]):
+                    raise ClientMemoryError(f"{path.name} is damaged: a row does not match its checksum")
         except OSError as error:
-            raise Damaged(f"{path.name} cannot be read: {error}") from error
-        free = torch.ones(min(shelf.end, 8 * clients), dtype=torch.bool)  # five of each are enough; the rest is left
+            raise ClientMemoryError(f"{path.name} cannot be read: {error}") from error
+        free = torch.ones(min(store.end, 8 * clients), dtype=torch.bool)  # five of each are enough; the rest is left
         free[saved["at"][saved["at"] < len(free)]] = False
-        shelf.left[-1] += torch.nonzero(free).flatten().tolist()  # the other checkpoint may point there
-        return shelf
+        store.left[-1] += torch.nonzero(free).flatten().tolist()  # the other checkpoint may point there
+        return store
 
-    def _places(self, n: int) -> list[int]:
+    def _take_places(self, n: int) -> list[int]:
         """Free places, in rising order, then new ones at the end."""
         self.free.sort()
         taken, self.free = self.free[:n], self.free[n:]
@@ -126,7 +126,7 @@ class ClientStore:
             os.unlink(name)
         weakref.finalize(self, os.close, self._file)
 
-    def _all(self, move: Callable[[int, memoryview, int], int], rows: NDArray[np.float32], first: int) -> None:
+    def _move_rows(self, move: Callable[[int, memoryview, int], int], rows: NDArray[np.float32], first: int) -> None:
         """Moves the rows from or to the places from `first` on, in as many calls as it takes."""
         try:
             if self._file == NOWHERE:
@@ -141,7 +141,7 @@ class ClientStore:
             raise RowsError(error.errno, error.strerror) from error
 
 
-def _runs(place: Tensor, most: int) -> Iterator[tuple[int, int, int]]:
+def _find_stretches(place: Tensor, most: int) -> Iterator[tuple[int, int, int]]:
     """Stretches [a, b) of rising places that lie side by side, at most so many, and the first place of each."""
     breaks = (torch.nonzero(place.diff() != 1).flatten() + 1).tolist()
     for start, stop in zip([0, *breaks], [*breaks, len(place)], strict=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report
+from fedveca.cohorts.aggregate import AggregationRule
 from fedveca.cohorts.client_memory import PersistentMemory
 
 # (round, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
@@ -30,3 +31,18 @@ class Cohort(Protocol):
         A client whose numbers are not finite does not answer. Where tau is 0 the clients only evaluate their loss.
         """
         ...
+
+
+class CohortOptions(TypedDict):
+    """The options of every cohort that computes its clients' steps itself; `LocalCohort` explains each."""
+
+    batch: int
+    seed: NotRequired[int]
+    probe: NotRequired[int]
+    want_loss: NotRequired[bool]
+    want_loss_after: NotRequired[bool]
+    pixels: NotRequired[str]
+    aggregate: NotRequired[AggregationRule]
+    send: NotRequired[Send | None]
+    equal_weights: NotRequired[bool]
+    memory_bytes: NotRequired[int]

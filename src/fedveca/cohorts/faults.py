@@ -1,4 +1,4 @@
-"""Adversity by design: clients that stay away, and clients that send what they should not.
+"""Faults by design: clients that stay away, and clients that send what they should not.
 
 What happens to whom is a pure function of (seed, round, client), so a run with faults resumes and repeats.
 """
@@ -6,66 +6,82 @@ What happens to whom is a pure function of (seed, round, client), so a run with 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named, Order, Report
+from fedveca.algorithms.contract import Fault, Named, Order, Report
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.client_memory import PersistentMemory
+from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, suggest
 
-AWAY = ("crash", "drop", "late")  # by chance, round by round
-BAD = ("nan", "scale", "flip", "lie")  # a share of the clients, the same ones in every round
-FORMS = {
-    "drop": "drop:P",
-    "crash": "crash:P:ROUNDS",
-    "late": "late:P",
-    "nan": "nan:SHARE",
-    "scale": "scale:SHARE:FACTOR",
-    "flip": "flip:SHARE",
-    "lie": "lie:SHARE",
+DROP, CRASH, LATE = "drop", "crash", "late"
+NAN, SCALE, FLIP, LIE = "nan", "scale", "flip", "lie"
+ABSENCES = (CRASH, DROP, LATE)  # by chance, round by round
+ATTACKS = (NAN, SCALE, FLIP, LIE)  # of a share of the clients, the same ones in every round
+FAULT_FORMS = {
+    DROP: "drop:P",
+    CRASH: "crash:P:ROUNDS",
+    LATE: "late:P",
+    NAN: "nan:SHARE",
+    SCALE: "scale:SHARE:FACTOR",
+    FLIP: "flip:SHARE",
+    LIE: "lie:SHARE",
 }
-PURPOSE = {kind: 1 + n for n, kind in enumerate(AWAY)}
-WHO_IS_BAD = 8
-LARGEST = 1e38  # of a factor: what float32 can hold
+_ABSENCE_PURPOSE = {kind: 1 + n for n, kind in enumerate(ABSENCES)}
+_ATTACKER_PURPOSE = 8
+LARGEST_FACTOR = 1e38  # what float32 can hold
 
 
-class Fault(NamedTuple):
+class FaultSetting(NamedTuple):
+    """One kind of fault, as the setting `faults` asks for it."""
+
     kind: str
     rate: float  # chance of a client in a round, or share of the clients
-    more: float  # rounds of a crash, factor of a scaling
+    extent: float  # rounds of a crash, factor of a scaling
 
 
-def parse_faults(text: str) -> dict[str, Fault]:
-    """`drop:0.2,scale:0.1:10` by kind; ValueError with one sentence."""
-    found: dict[str, Fault] = {}
+def parse_faults(text: str) -> dict[str, FaultSetting]:
+    """Reads the setting `faults`.
+
+    Args:
+        text: Such as `drop:0.2,scale:0.1:10`.
+
+    Returns:
+        The faults by their kind.
+
+    Raises:
+        UserError: With one sentence where the text is not of this form.
+    """
+    found: dict[str, FaultSetting] = {}
     for word in text.split(",") if text else ():
         kind, *values = word.strip().split(":")
-        if kind not in FORMS:
-            hint = suggest(kind, FORMS)
-            raise UserError(f"faults={text}: {kind!r} is not known{hint}; allowed: {' | '.join(FORMS.values())}")
+        if kind not in FAULT_FORMS:
+            hint, forms = suggest(kind, FAULT_FORMS), " | ".join(FAULT_FORMS.values())
+            raise UserError(f"faults={text}: {kind!r} is not known{hint}; allowed: {forms}")
         if kind in found:
             raise UserError(f"faults={text}: {kind} stands there twice")
-        numbers = [_number(value) for value in values]
-        if len(values) != FORMS[kind].count(":") or not 0 <= numbers[0] <= 1:
-            raise UserError(f"faults={text}: {word.strip()!r} is not {FORMS[kind]} with a share in [0, 1]")
-        more = numbers[1] if len(numbers) > 1 else 1.0
-        if kind == "crash" and not (1 <= more <= 10**6 and more == int(more)):
+        numbers = [_parse_number(value) for value in values]
+        if len(values) != FAULT_FORMS[kind].count(":") or not 0 <= numbers[0] <= 1:
+            raise UserError(f"faults={text}: {word.strip()!r} is not {FAULT_FORMS[kind]} with a share in [0, 1]")
+        extent = numbers[1] if len(numbers) > 1 else 1.0
+        if kind == CRASH and not (1 <= extent <= 10**6 and extent == int(extent)):
             raise UserError(f"faults={text}: a crash lasts a whole number of rounds, 1 or more, not {values[1]}")
-        if not math.isfinite(more):
+        if not math.isfinite(extent):
             raise UserError(f"faults={text}: a factor is a finite number, not {values[1]}")
-        if abs(more) > LARGEST:
-            raise UserError(f"faults={text}: a factor is a number in [{-LARGEST}, {LARGEST}], not {values[1]}")
-        found[kind] = Fault(kind, numbers[0], more)
-    share = sum(fault.rate for fault in found.values() if fault.kind in BAD)
+        if abs(extent) > LARGEST_FACTOR:
+            allowed = f"[{-LARGEST_FACTOR}, {LARGEST_FACTOR}]"
+            raise UserError(f"faults={text}: a factor is a number in {allowed}, not {values[1]}")
+        found[kind] = FaultSetting(kind, numbers[0], extent)
+    share = sum(fault.rate for fault in found.values() if fault.kind in ATTACKS)
     if share > 1 + 1e-9:
-        raise UserError(f"faults={text}: the shares of {', '.join(BAD)} add up to {share:g}; at most 1")
+        raise UserError(f"faults={text}: the shares of {', '.join(ATTACKS)} add up to {share:g}; at most 1")
     return found
 
 
-def _number(value: str) -> float:
+def _parse_number(value: str) -> float:
     try:
         return float(value)
     except ValueError:
@@ -73,30 +89,30 @@ def _number(value: str) -> float:
 
 
 class Faults:
-    """The faults of one run: who is away when, and who is bad."""
+    """The faults of one run: who is away when, and who attacks."""
 
     def __init__(self, text: str, clients: int, seed: int) -> None:
-        self.found, self.seed = parse_faults(text), seed
-        order, at = draws.shuffled(WHO_IS_BAD, seed, clients), 0
-        self.bad: dict[int, str] = {}  # client -> what it does
+        self.settings, self.seed = parse_faults(text), seed
+        order, at = draws.shuffle_clients(_ATTACKER_PURPOSE, seed, clients), 0
+        self.attackers: dict[int, str] = {}  # client -> its attack
         self.factor, self.liar = torch.ones(clients), torch.zeros(clients, dtype=torch.bool)
-        for fault in (self.found[kind] for kind in BAD if kind in self.found):
+        for fault in (self.settings[kind] for kind in ATTACKS if kind in self.settings):
             count = draws.clients_per_round(clients, fault.rate) if fault.rate else 0
             mine = order[at : at + count]
             if len(mine) < count:
                 raise UserError(f"faults={text}: {clients} clients are too few for so many kinds of bad ones")
-            self.bad |= dict.fromkeys(mine.tolist(), fault.kind)
-            self.factor[mine] = {"nan": math.nan, "scale": fault.more, "flip": -1.0, "lie": 1.0}[fault.kind]
-            self.liar[mine] = fault.kind == "lie"
+            self.attackers |= dict.fromkeys(mine.tolist(), fault.kind)
+            self.factor[mine] = {NAN: math.nan, SCALE: fault.extent, FLIP: -1.0, LIE: 1.0}[fault.kind]
+            self.liar[mine] = fault.kind == LIE
             at += count
 
-    def away(self, k: int, ids: Tensor) -> dict[int, str]:
+    def find_absent(self, k: int, ids: Tensor) -> dict[int, str]:
         """The clients among `ids` that do not answer in round k, and why."""
         out: dict[int, str] = {}
-        for fault in (self.found[kind] for kind in AWAY if kind in self.found):
-            since = max(0, k + 1 - int(fault.more))  # a crash that began then lasts until now
+        for fault in (self.settings[kind] for kind in ABSENCES if kind in self.settings):
+            since = max(0, k + 1 - int(fault.extent))  # a crash that began then lasts until now
             for j in range(since, k + 1):
-                hit = draws.uniform(PURPOSE[fault.kind], self.seed, j, ids) < fault.rate
+                hit = draws.draw_uniform(_ABSENCE_PURPOSE[fault.kind], self.seed, j, ids) < fault.rate
                 out = dict.fromkeys(ids[hit].tolist(), fault.kind) | out
         return out
 
@@ -107,21 +123,10 @@ class Faults:
         return vectors, each
 
 
-class Inner(Protocol):
-    """A cohort whose clients remember."""
-
-    sizes: Tensor
-
-    @property
-    def memory(self) -> PersistentMemory: ...
-
-    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]: ...
-
-
 class FaultyCohort:
-    """A cohort in which the faults happen; the report says which did."""
+    """A cohort in which the faults happen; its report names those that did."""
 
-    def __init__(self, cohort: Inner, faults: Faults) -> None:
+    def __init__(self, cohort: Cohort, faults: Faults) -> None:
         self.cohort, self.faults, self.sizes = cohort, faults, cohort.sizes
 
     @property
@@ -129,13 +134,11 @@ class FaultyCohort:
         return self.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
-        away = self.faults.away(k, ids)
-        what: list[dict[str, Any]] = []
-        for i in ids.tolist():
-            kind = away.get(i) or self.faults.bad.get(i)
-            what += [{"client": i, "what": kind}] if kind else []
-        here = torch.tensor([i not in away for i in ids.tolist()], dtype=torch.bool)
+        absent = self.faults.find_absent(k, ids)
+        kinds = self.faults.attackers | absent  # who is away cannot attack
+        happened = tuple(Fault(client=i, what=kinds[i]) for i in ids.tolist() if i in kinds)
+        here = torch.tensor([i not in absent for i in ids.tolist()], dtype=torch.bool)
         if not here.any():
-            return ids[here], Report({}, {}, 0.0, faults=tuple(what))
+            return ids[here], Report({}, {}, 0.0, faults=happened)
         who, report = self.cohort(k, order, ids[here], tau[here])
-        return who, report._replace(faults=(*what, *report.faults))
+        return who, report._replace(faults=(*happened, *report.faults))

@@ -1,4 +1,4 @@
-"""All chance as a pure function of (seed, round, client): no generator, so nothing to save or to keep in step.
+"""All random draws as a pure function of (seed, round, client): no generator, so no state to save or to synchronise.
 
 The bits are splitmix64's, in wrapping int64 arithmetic, so that every device draws the same.
 """
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 
-def _signed(x: int) -> int:
+def _to_signed(x: int) -> int:
     return (x & (2**64 - 1)) - (2**64 if x & 2**63 else 0)
 
 
-_STEP, _MIX1, _MIX2 = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_STEP, _MIX1, _MIX2 = _to_signed(0x9E3779B97F4A7C15), _to_signed(0xBF58476D1CE4E5B9), _to_signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -30,7 +30,7 @@ def _mix(x: Tensor) -> Tensor:
     return _shift(x, 31).bitwise_xor_(x)
 
 
-def _mix_one(x: int) -> int:
+def _mix_integer(x: int) -> int:
     """The same of one number, without a tensor's cost."""
     x &= 2**64 - 1
     x = ((x >> 30) ^ x) * _MIX1 & 2**64 - 1
@@ -38,15 +38,15 @@ def _mix_one(x: int) -> int:
     return (x >> 31) ^ x
 
 
-def _key(seed: int, k: int, ids: Tensor) -> Tensor:
-    """[n] int64: one stream for each client of the round."""
-    return _mix(ids + _signed(_mix_one(_mix_one(seed * 2 + 1) + k)))
+def _stream(seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] int64: one stream per client of the round."""
+    return _mix(ids + _to_signed(_mix_integer(_mix_integer(seed * 2 + 1) + k)))
 
 
 def draw_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
-    """[n, steps, batch] int64: which of its own rows each client takes at each step from `first`, with replacement."""
+    """[n, steps, batch] int64: which of its rows each client takes at each step from `first`, with replacement."""
     count = torch.arange(first * batch + 1, (first + steps) * batch + 1, device=ids.device)
-    bits = _mix(_key(seed, k, ids)[:, None] + count * _STEP)
+    bits = _mix(_stream(seed, k, ids)[:, None] + count * _STEP)
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
 
 
@@ -59,35 +59,37 @@ def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
     """[n] int64, rising: the clients that take part in round k, without replacement."""
     if n >= clients:
         return torch.arange(clients)
-    bits = _key(seed, -1 - k, torch.arange(clients))
+    bits = _stream(seed, -1 - k, torch.arange(clients))
     return bits.topk(n, sorted=False).indices.sort().values
 
 
-def uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
-    """[n] float64 in [0, 1): one number for each client of the round; each purpose has draws of its own."""
-    return _unit(_aside(purpose, seed, k, ids))
+def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] float64 in [0, 1): one number per client of the round; each purpose has its own draws."""
+    return _to_unit(_side_stream(purpose, seed, k, ids))
 
 
-def shuffled(purpose: int, seed: int, clients: int) -> Tensor:
+def shuffle_clients(purpose: int, seed: int, clients: int) -> Tensor:
     """[N] int64: all clients in an order drawn once for the whole run."""
-    return _aside(purpose, seed, 0, torch.arange(clients)).argsort()
+    return _side_stream(purpose, seed, 0, torch.arange(clients)).argsort()
 
 
-def normal(purpose: int, seed: int, k: int, ids: Tensor, count: int) -> Tensor:
-    """[n, count] float64, standard normal, by Box and Muller; a negative seed asks the operating system instead."""
+def draw_normal(purpose: int, seed: int, k: int, ids: Tensor, count: int) -> Tensor:
+    """[n, count] float64, standard normal, by Box and Muller; a negative seed asks the operating system for bits."""
     if seed < 0:
         bits = torch.frombuffer(bytearray(os.urandom(16 * len(ids) * count)), dtype=torch.int64).to(ids.device)
     else:
-        bits = _mix(_aside(purpose, seed, k, ids)[:, None] + torch.arange(1, 2 * count + 1, device=ids.device) * _STEP)
-    angle, radius = _unit(bits).view(len(ids), 2, count).unbind(1)
+        bits = _mix(
+            _side_stream(purpose, seed, k, ids)[:, None] + torch.arange(1, 2 * count + 1, device=ids.device) * _STEP
+        )
+    angle, radius = _to_unit(bits).view(len(ids), 2, count).unbind(1)
     return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
 
 
-def _aside(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
-    """[n] int64: a stream apart from the one that rows are drawn from."""
-    return _mix(_key(seed, k, ids) + _signed(purpose * _STEP))
+def _side_stream(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] int64: a stream other than the one that rows are drawn from."""
+    return _mix(_stream(seed, k, ids) + _to_signed(purpose * _STEP))
 
 
-def _unit(bits: Tensor) -> Tensor:
-    """Of the upper 53 bits: a float64 in [0, 1)."""
+def _to_unit(bits: Tensor) -> Tensor:
+    """The upper 53 bits as a float64 in [0, 1)."""
     return _shift(bits, 11).double() * 2.0**-53

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
-from fedveca.cohorts.aggregate import AggregationRule, aggregation_rule
-from fedveca.cohorts.contract import Cohort
+from fedveca.algorithms import Algorithm
+from fedveca.algorithms.registry import is_adaptive, is_pooled, methods
+from fedveca.cohorts.aggregate import aggregation_rule
+from fedveca.cohorts.contract import Cohort, CohortOptions
+from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.cohorts.privacy import PrivateCohort
+from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
-from fedveca.errors import UserError, show_value
-from fedveca.runs.epsilon import Account, private, sending
-from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.errors import UserError, explain_error, show_value
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction
@@ -31,7 +32,7 @@ from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, check_ids, display_name, explain_error
+from fedveca.tasks.validate import Metric, check_ids, display_name
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -86,32 +87,34 @@ def build(
                 f"cohort={show_value(cohort)} needs sizes, a tensor, to be called for a round, and data=..."
             )
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
-    if partition is not None and e.method != "centralised":
+    if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
+    real = e.data.startswith(CUSTOM) or not data.classes or loss is not None or metric is not None
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
     remake = partial(make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample)
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
-    if method is not None and cohort is None:
+    if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
     check_memory(e, algorithm, state)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
-    privacy, account = private(e, algorithm, state) if e.dp_noise else (None, None)
-    options: dict[str, Any] = {
-        **cohort_options(e),
+    privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
+    options = cohort_options(e)
+    options |= {
         "pixels": data.pixels,
-        "send": sending(privacy, faults),
-        "even": bool(privacy),
+        "send": compose_sending(privacy, faults),
+        "equal_weights": bool(privacy),
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
+    elif e.engine == "debug":
+        cohort = DebugCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     else:
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
@@ -119,16 +122,22 @@ def build(
     return Built(data, shares, problem, algorithm, cohort, state, e, account)
 
 
-class CohortOptions(TypedDict):
-    """What an experiment says to any cohort that holds clients, in this process, on a cluster or on a node."""
-
-    batch: int
-    seed: int
-    probe: int
-    loss: bool
-    after: bool
-    memory_bytes: int
-    aggregate: AggregationRule
+def _make_privacy(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
+    return make_privacy(
+        algorithm,
+        algorithm.order(state),
+        state.tau,
+        clip=e.dp_clip,
+        noise=e.dp_noise,
+        bound=e.dp_bound,
+        delta=e.dp_delta,
+        noise_seed=e.dp_seed,
+        wanted={"best": ("loss",), "rollback": ("after",), "last": ()}[e.keep],
+        closing=e.keep == "best",
+        participation=e.participation,
+        seed=e.seed,
+        faults=bool(e.faults),
+    )
 
 
 def cohort_options(e: Experiment) -> CohortOptions:
@@ -137,8 +146,8 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "batch": e.batch,
         "seed": e.seed,
         "probe": e.probe,
-        "loss": e.keep != "last",
-        "after": e.keep == "rollback",
+        "want_loss": e.keep != "last",
+        "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
@@ -188,7 +197,7 @@ def load_data(
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
-    alone = e.method == "centralised"  # FedAvg with one client
+    alone = is_pooled(e.method)
     if custom is None:
         return data, partition(
             "case1" if alone else e.partition,
@@ -219,7 +228,7 @@ def _on_ray(
     remake: Callable[[], Problem],
     data: Dataset,
     shares: Shares,
-    options: dict[str, Any],
+    options: CohortOptions,
 ) -> Cohort:
     """The clients on a Ray cluster; what its workers cannot do is refused here."""
     if e.aggregate != "mean":
@@ -244,18 +253,12 @@ def _on_ray(
 
 
 def make_method(e: Experiment) -> Algorithm:
-    trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim
-    if e.method == "fedveca":
-        return FedVeca(e.lr, e.alpha, e.tau_max, trim)
-    if e.method == "corrected":
-        return Corrected(e.lr, e.alpha, e.tau_max, e.smooth, trim, probe_steps=e.probe_steps)
-    if e.method == "fedprox":
-        return FedProx(e.lr, e.mu)
-    if e.method == "fednova":
-        return FedNova(e.lr)
-    if e.method == "scaffold":
-        return Scaffold(e.lr)
-    return FedAvg(e.lr)
+    """The method that the settings name; each of its fields that is a setting takes its value from them."""
+    trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim  # what a method may distrust is what is cut off
+    settings = dataclasses.asdict(e) | {"distrust": trim}
+    algorithm = methods()[e.method].algorithm
+    fields = [field.name for field in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
+    return algorithm(**{name: settings[name] for name in fields if name in settings})
 
 
 def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
@@ -263,7 +266,7 @@ def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
 
     Where only a share of the clients takes part in a round, each takes so many more.
     """
-    if e.method in ADAPTIVE or not e.tau_all:
+    if is_adaptive(e.method) or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * clients_per_round(len(sizes), e.participation)
     tau = [max(1, e.tau_all * size * len(sizes) // rows) for size in sizes.tolist()]  # products may pass int64

@@ -16,14 +16,17 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named
 from fedveca.algorithms.control import TAU_MIN
+from fedveca.algorithms.hyper import LARGEST
+from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
 from fedveca.runs.evaluate import Keeper
-from fedveca.runs.experiment import ADAPTIVE, LARGEST, Experiment, upgrade_settings
-from fedveca.runs.files import SECOND_NAME, find_inside, read_inside, write_atomic, write_draft
+from fedveca.runs.experiment import Experiment, upgrade_settings
+from fedveca.runs.files import find_inside, read_inside, write_atomic, write_draft
 from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
+from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.custom import CUSTOM
 
 FORMAT, FORMAT_0_1 = "3", "2"
@@ -220,8 +223,8 @@ def _bound_steps(built: Built) -> tuple[int, int]:
     e = built.experiment
     if e.method.startswith(CUSTOM):
         return 0, LARGEST  # for a custom method to decide
-    if e.method in ADAPTIVE:
-        return 1, max(e.tau_0, e.tau_max, TAU_MIN)
+    if is_adaptive(e.method):
+        return 1, max(e.tau_0, e.tau_max, TAU_MIN) if concerns("tau_max", e.method) else LARGEST
     return 1, LARGEST if e.tau_all else e.tau_0  # with tau_all, all of them are compared with the run's own
 
 

@@ -21,9 +21,10 @@ from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
 import torch
 
 from fedveca.algorithms import Algorithm
+from fedveca.algorithms.registry import is_adaptive, paper_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
-from fedveca.runs.experiment import ADAPTIVE, TABLE_I, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
@@ -82,7 +83,7 @@ class Chain(NamedTuple):
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
-            e = replace(self.experiment, tau_all=0 if method in ADAPTIVE else tau_all)
+            e = replace(self.experiment, tau_all=0 if is_adaptive(method) else tau_all)
             mine: CustomObjects = {**custom}
             if isinstance(method, str):
                 e = replace(e, method=method)
@@ -100,7 +101,7 @@ class Chain(NamedTuple):
                 else:
                     with discard_unbegun(folder):
                         done = run(e, folder, device=self.device, observers=observers, stop=stop, **mine)
-            if method in ADAPTIVE and not runs:
+            if is_adaptive(method) and not runs:
                 tau_all = find_budget(done)
                 if done.diverged:
                     log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
@@ -113,7 +114,7 @@ def compare(
     seeds: int,
     out: Path | str,
     *,
-    methods: tuple[Method, ...] = TABLE_I,
+    methods: tuple[Method, ...] | None = None,
     device: str = "auto",
     workers: int = 1,
     observers: Iterable[Observer] = (),
@@ -145,7 +146,7 @@ def compare(
     check_experiment(experiment)
     check_folder(out)
     observers = check_observers(observers)
-    methods = check_seeds_and_methods(seeds, methods, workers)
+    methods = check_seeds_and_methods(seeds, paper_methods() if methods is None else methods, workers)
     out = Path(out)
     require_free(out)
     if custom.get("method") is not None:

@@ -9,30 +9,29 @@ import re
 import stat
 import tomllib
 import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedveca.algorithms.contract import LR
+from fedveca.algorithms.hyper import LARGEST, Range
+from fedveca.algorithms.registry import find_hyper, methods
 from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.aggregate import RULES as AGGREGATE
+from fedveca.cohorts.aggregate import AGGREGATION_RULES
 from fedveca.errors import UserError, printable, quoted, show_value, suggest
 from fedveca.tasks.custom import CUSTOM
-from fedveca.tasks.datasets import dataset as datasets
+from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.losses import LOSSES, METRICS
+from fedveca.tasks.models import MODELS
 from fedveca.tasks.partition import RULES
 
-LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
-LARGEST_FLOAT = adversity.LARGEST  # of numbers: what float32 can hold
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
-TABLE_I = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
-METHODS = (*TABLE_I, "corrected")
-ADAPTIVE = ("fedveca", "corrected")  # methods that choose tau; the others are given it
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-MODELS = ("svm", "cnn", "mlp")
-KNOWN_MODELS = "svm, cnn, mlp or package.module:factory"
+KNOWN_MODELS = f"{', '.join(MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
@@ -42,45 +41,52 @@ def option(
     default: Any,
     text: str,
     *,
-    of: tuple[str, ...] = (),
+    of: Callable[[], Iterable[str]] | Iterable[str] = (),
     low: float = -math.inf,
     high: float = math.inf,
     open_ends: bool = False,
     some: tuple[str, ...] = (),
     custom: bool = False,
 ) -> Any:
-    """A field with its default, its range and one line of text; `own` where an object may be given from Python."""
+    """A field with its default, its range and one line of text; `custom` where an object may be given from Python."""
+    allowed = Range(low, high, open_ends)
     return dataclasses.field(
-        default=default,
-        metadata={"text": text, "of": of, "some": some, "low": low, "high": high, "open": open_ends, "custom": custom},
+        default=default, metadata={"text": text, "of": of, "some": some, "range": allowed, "custom": custom}
     )
+
+
+def method_option(name: str) -> Any:
+    """A setting that is a hyperparameter of some methods, as they declare it."""
+    declared, owners = find_hyper(name)
+    low, high, open_ends = declared.range
+    return option(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=METHODS, custom=True)
-    data: str = option("digits", "data set", of=datasets.NAMES, custom=True)
-    model: str = option("mlp", "svm, cnn, mlp, or your own package.module:factory", custom=True)
+    method: str = option("fedveca", "how clients and server work together", of=methods, custom=True)
+    data: str = option("digits", "data set", of=DATASETS, custom=True)
+    model: str = option("mlp", KNOWN_MODELS, custom=True)
     loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), custom=True)
     metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
-    partition: str = option("case3", "which client owns which rows", of=tuple(RULES), custom=True)
+    partition: str = option("case3", "which client owns which rows", of=RULES, custom=True)
     clients: int = option(5, "number of clients N", low=1)
     participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
     rounds: int = option(100, "communication rounds K", low=1)
     batch: int = option(100, "rows of a mini-batch B", low=1)
-    lr: float = option(0.01, "learning rate eta", low=0, open_ends=True)
+    lr: float = option(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)
     seed: int = option(0, "of all chance", low=0, high=LARGEST)
-    alpha: float = option(0.95, "FedVeca: how far tau may rise, at most 1/(1-alpha)", low=0, high=1, open_ends=True)
+    alpha: float = method_option("alpha")
     tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
-    tau_max: int = option(50, "FedVeca: the most local steps", low=2, high=10**5)
-    smooth: float = option(0.5, "corrected: share of the former rounds in A", low=0, high=0.99)
-    probe_steps: float = option(2.0, "corrected: the server's steps along grad F(w_k) in a round", low=0, high=100)
+    tau_max: int = method_option("tau_max")
+    smooth: float = method_option("smooth")
+    probe_steps: float = method_option("probe_steps")
     tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
     probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
-    mu: float = option(0.1, "FedProx: pull towards w_k", low=0)
+    mu: float = method_option("mu")
     concentration: float = option(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
     shards: int = option(2, "shards: pieces of one label each client gets", low=1)
     heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
@@ -92,7 +98,7 @@ class Experiment:
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
     faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATE)
+    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATION_RULES)
     aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
     aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
     dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
@@ -101,7 +107,9 @@ class Experiment:
     dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
     dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
     memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
-    engine: str = option("local", "where the clients run: in this process, or on a Ray cluster", of=("local", "ray"))
+    engine: str = option(
+        "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=("local", "ray", "debug")
+    )
     workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
     worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
     ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
@@ -219,19 +227,19 @@ def check_setting(key: str) -> str:
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 
 
+def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The names that a setting may have, empty where it is free; asked anew, as methods may have been added."""
+    of = field.metadata["of"]
+    return tuple(of() if callable(of) else of)
+
+
 def range_of(field: dataclasses.Field[Any]) -> str:
     """The allowed values, in words."""
-    m = field.metadata
-    if m["of"]:
-        return " | ".join(m["of"])
-    if m["some"]:
-        return f"some of {', '.join(m['some'])}"
-    if TYPES[field.name] is str:
-        return "text"
-    left, right = ("(", ")") if m["open"] else ("[", "]")
-    if math.isinf(m["high"]):
-        return f"{'>' if m['open'] else '>='} {m['low']}"
-    return f"{left}{m['low']}, {m['high']}{right}"
+    if names := choices(field):
+        return " | ".join(names)
+    if some := field.metadata["some"]:
+        return f"some of {', '.join(some)}"
+    return "text" if TYPES[field.name] is str else str(field.metadata["range"])
 
 
 def _typed(key: str, value: str) -> Any:
@@ -245,33 +253,24 @@ def _typed(key: str, value: str) -> Any:
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
-    if type(value) is int and abs(value) > 10**30:  # neither a float nor, beyond 4300 digits, a text
-        raise UserError(f"{field.name} is out of range: a number of more than 30 digits; allowed: {range_of(field)}")
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise UserError(f"{field.name}={show_value(value, 120)} is not {kind.__name__}; allowed: {range_of(field)}")
-    if field.name != "data_dir" and isinstance(value, str) and any(unicodedata.category(c) in LINES for c in value):
+    if kind is not str:
+        return m["range"].check(field.name, value, kind)
+    if type(value) is not str:
+        raise UserError(f"{field.name}={show_value(value, 120)} is not str; allowed: {range_of(field)}")
+    if field.name != "data_dir" and any(unicodedata.category(c) in LINES for c in value):
         of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
         raise UserError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
-    if m["of"] and value not in m["of"] and not (m["custom"] and str(value).startswith(CUSTOM)):
-        hint = suggest(str(value), m["of"])
-        raise UserError(f"{field.name}={printable(str(value))} is not known{hint}; allowed: {range_of(field)}")
-    for word in str(value).split(",") if m["some"] and value else ():
+    names = choices(field)
+    if names and value not in names and not (m["custom"] and value.startswith(CUSTOM)):
+        hint = suggest(value, names)
+        raise UserError(f"{field.name}={printable(value)} is not known{hint}; allowed: {range_of(field)}")
+    for word in value.split(",") if m["some"] and value else ():
         if word.strip() not in m["some"]:
             hint = suggest(word, m["some"])
-            said = f"{field.name}={printable(str(value))}: {printable(repr(word))}"
+            said = f"{field.name}={printable(value)}: {printable(repr(word))}"
             raise UserError(f"{said} is not known{hint}; allowed: {range_of(field)}")
-    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+    if any("\ud800" <= c <= "\udfff" for c in value):
         raise UserError(f"{field.name}={printable(repr(value))} is not UTF-8 text")
-    if isinstance(value, int) and value > LARGEST:
-        raise UserError(f"{field.name}={value} is out of range; at most {LARGEST}")
-    if isinstance(value, float) and LARGEST_FLOAT < value < math.inf:
-        raise UserError(f"{field.name}={value} is out of range; at most {LARGEST_FLOAT}")
-    if isinstance(value, int | float):
-        inside = m["low"] < value < m["high"] if m["open"] else m["low"] <= value <= m["high"]
-        if not inside or not math.isfinite(value):
-            raise UserError(f"{field.name}={value} is out of range; allowed: {range_of(field)}")
     return value
 
 

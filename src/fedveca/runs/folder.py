@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveca.errors import UserError, printable
 from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, read_experiment
-from fedveca.runs.files import open_regular, read_inside, read_lines, read_object, write_atomic
+from fedveca.runs.files import read_inside, read_lines, read_object, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
     SCHEMA,
@@ -35,6 +35,7 @@ from fedveca.runs.schema import (
     validate_round,
     validate_summary,
 )
+from fedveca.safe_files import open_regular
 from fedveca.version import __version__
 
 if TYPE_CHECKING:

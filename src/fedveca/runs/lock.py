@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedveca.errors import UserError
-from fedveca.runs.files import open_regular
+from fedveca.safe_files import open_regular
 
 LOCK_FILE = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems have none

@@ -12,18 +12,20 @@ from typing import Any, TypedDict
 import torch
 
 from fedveca.algorithms import Algorithm
+from fedveca.algorithms.hyper import to_python
+from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.errors import UserError, show_value
-from fedveca.runs.experiment import FIELDS, METHODS, Experiment
+from fedveca.errors import UserError, explain_error, show_value
+from fedveca.runs.experiment import FIELDS, Experiment, range_of
 from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.folder import Run
 from fedveca.tasks.custom import CUSTOM, check_dataset
-from fedveca.tasks.datasets.dataset import NAMES, Dataset
+from fedveca.tasks.datasets.dataset import DATASETS, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, display_name, explain_error
+from fedveca.tasks.validate import Metric, display_name
 
 Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each client's rows; or of (data, N, seed)
 
@@ -37,7 +39,7 @@ class CustomObjects(TypedDict, total=False):
         loss: A function of (scores, y): one number a row.
         metric: A function of (scores, y): one number a row, or one of all; its name stands in the record.
         partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
-        method: An object with the contract of algorithms/contract.py.
+        method: An object of a subclass of fedveca.algorithms.Algorithm.
     """
 
     data: Dataset | None
@@ -50,8 +52,6 @@ class CustomObjects(TypedDict, total=False):
 
 MOST_SEEDS, MOST_WORKERS = 10_000, 1024
 MOST_TRIED = 100  # clients of a trial round
-CONTRACT = ("lr", "needs_gradient", "init", "order", "update", "memory", "start", "step", "finish")
-UNDEFINED = (Algorithm.update, Algorithm.finish)  # what a method has to bring
 
 
 def check_functions(**functions: Any) -> None:
@@ -100,9 +100,9 @@ def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any
     for method in methods:
         if not isinstance(method, str):
             name_of("method", method)
-        elif method not in METHODS:
+        elif method not in known_methods():
             raise UserError(
-                f"methods: {show_value(method)} is not known; it is one of {', '.join(METHODS)}, or an object"
+                f"methods: {show_value(method)} is not known; it is one of {', '.join(known_methods())}, or an object"
             )
     return tuple(methods)
 
@@ -129,8 +129,8 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 batch=1,
                 seed=e.seed,
                 probe=1,
-                loss=e.keep != "last",
-                after=e.keep == "rollback",
+                want_loss=e.keep != "last",
+                want_loss_after=e.keep == "rollback",
                 pixels=data.pixels,
                 device=device,
             )
@@ -169,14 +169,10 @@ def name_objects(experiment: Experiment, **given: Any) -> Experiment:
                 f"{key}={getattr(experiment, key)} is an object that was given from Python; give it again, {key}=..."
             )
     if "method" in names:
-        experiment = dataclasses.replace(experiment, lr=_number(given["method"].lr))
+        lr: Any = to_python(getattr(given["method"], "lr", None))  # for the settings to check
+        experiment = dataclasses.replace(experiment, lr=lr)
     named: Experiment = dataclasses.replace(experiment, **names)  # type: ignore[arg-type]
     return named
-
-
-def _number(value: Any) -> Any:
-    """One number of NumPy or PyTorch as Python's; anything else as it is, for the settings to judge."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def name_of(key: str, thing: Any) -> str:
@@ -184,7 +180,7 @@ def name_of(key: str, thing: Any) -> str:
     if key == "data":
         if not isinstance(thing, Dataset):
             raise UserError(f"data is {type(thing).__name__}; from_arrays(x, y) and its like make a Dataset of it")
-        if not isinstance(thing.name, str) or not (thing.name.startswith(CUSTOM) or thing.name in NAMES):
+        if not isinstance(thing.name, str) or not (thing.name.startswith(CUSTOM) or thing.name in DATASETS):
             raise UserError(
                 f"data is a Dataset called {show_value(thing.name)}; the name of your own starts with {CUSTOM}"
             )
@@ -193,23 +189,16 @@ def name_of(key: str, thing: Any) -> str:
     if key in ("loss", "metric") and isinstance(thing, str):
         raise UserError(
             f"{key}={thing!r} is a name, which goes into the settings: Experiment({key}=...), "
-            f"{FIELDS[key].metadata['of']}; here it is a function of (scores, y)"
+            f"{range_of(FIELDS[key])}; here it is a function of (scores, y)"
         )
     if key == "method":
         if isinstance(thing, type):
             raise UserError(f"method is the class {thing.__name__}; give an object of it, {thing.__name__}(lr=...)")
-        lacks = [word for word in CONTRACT if not hasattr(thing, word)]
-        if lacks:
+        if not isinstance(thing, Algorithm):
             raise UserError(
-                f"method is {type(thing).__name__}, which lacks {', '.join(lacks)}; "
-                "fedveca.testing.check_algorithm tells all that a method needs"
+                f"method is {type(thing).__name__}, which is not a subclass of fedveca.algorithms.Algorithm; "
+                "subclass it and define update and finish"
             )
-        for word in CONTRACT[2:]:
-            if not callable(getattr(thing, word)) or getattr(type(thing), word, None) in UNDEFINED:
-                raise UserError(f"method is {type(thing).__name__}, which does not define the function {word}")
-        if type(thing).__module__.startswith(Algorithm.__module__.rpartition(".")[0]):
-            mine = {f.name: _number(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name in FIELDS}
-            dataclasses.replace(Experiment(), **mine)  # the ranges of its settings
         return CUSTOM + (
             " ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__
         )

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.algorithms.registry import paper_methods
 from fedveca.errors import UserError, quoted, suggest
 from fedveca.runs.compare import compare
-from fedveca.runs.experiment import TABLE_I, Experiment, preset
+from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 
@@ -30,7 +31,7 @@ class Study(NamedTuple):
 
 
 def _full(name: str) -> Study:
-    return Study(name, name, {}, TABLE_I)
+    return Study(name, name, {}, paper_methods())
 
 
 STUDIES: dict[str, tuple[Study, ...]] = {

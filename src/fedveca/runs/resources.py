@@ -14,7 +14,7 @@ from fedveca.algorithms import Algorithm
 from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.lock import InUse, lock_folder
-from fedveca.tasks.datasets.dataset import FEATURES
+from fedveca.tasks.datasets.synthetic import FEATURES
 
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

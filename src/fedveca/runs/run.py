@@ -14,6 +14,7 @@ from typing import Unpack
 
 import torch
 
+from fedveca.algorithms.registry import is_adaptive
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
@@ -21,7 +22,7 @@ from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
 from fedveca.runs.evaluate import Evaluator, Keeper
-from fedveca.runs.experiment import ADAPTIVE, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.folder import (
     FORMER,
@@ -246,7 +247,7 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
         raise UserError(f"{out} is finished: {keeper.round} rounds are done; name more, rounds=N")
     if keeper.round > e.rounds:
         raise UserError(f"rounds={e.rounds} is fewer than the {keeper.round} that are done in {out}")
-    if e.tau_all and e.method not in ADAPTIVE and not torch.equal(keeper.state.tau, built.state.tau):
+    if e.tau_all and not is_adaptive(e.method) and not torch.equal(keeper.state.tau, built.state.tau):
         raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
     if not all("tau" in record for record in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")

@@ -1,4 +1,4 @@
-"""Your own data as a `Dataset`: arrays, a PyTorch or Hugging Face data set, a flwr-datasets partitioner."""
+"""Custom objects: data from arrays, PyTorch, Hugging Face or flwr-datasets, and what `package.module:name` names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveca.errors import UserError, show_value
-from fedveca.tasks.datasets.archives import why
+from fedveca.errors import UserError, explain_error, printable, show_value
+from fedveca.imports import import_module
+from fedveca.tasks.datasets.archives import quote_error
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 
 LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
 CUSTOM = "custom:"  # what the settings of a run call an object that was given from Python
 Array = NDArray[Any]
+
+
+def import_object(name: str, said: str) -> object:
+    """What `package.module:name` names, where the module may be a file in the working folder.
+
+    Args:
+        name: A module's name, a colon, and the name of an object in it.
+        said: What the setting is called, for the error.
+
+    Returns:
+        The object.
+
+    Raises:
+        UserError: Where it cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # a user's file may fail in any way
+        raise UserError(f"{said}={printable(name)} cannot be imported: {explain_error(error)}") from error
 
 
 def from_arrays(
@@ -29,11 +50,21 @@ def from_arrays(
     tokens: bool = False,
     name: str = "arrays",
 ) -> Dataset:
-    """Rows x [D, ...] and what to predict, y [D]: whole numbers are labels 0 ... C - 1, others are numbers.
+    """Makes a data set of arrays.
 
-    `test` is a pair (x, y) or the share of the rows to hold back, drawn once and for all; `writer` says of each
-    row who owns it (for `partition="writer"`); `tokens` keeps whole numbers in x whole, for an Embedding.
-    Images are uint8 [D, C, H, W] or, grey, [D, H, W], and divided by 255 on the way to the model.
+    Args:
+        x: Rows [D, ...]. Images are uint8 [D, C, H, W] or, grey, [D, H, W], and divided by 255 on the way to the model.
+        y: What to predict, [D]: whole numbers are labels 0 ... C - 1, others are numbers.
+        test: A pair (x, y), or the share of the rows to hold back, drawn once and for all.
+        writer: Who owns each row, for `partition="writer"`.
+        tokens: Whether whole numbers in x stay whole, for an Embedding.
+        name: What the record calls it, after `custom:`.
+
+    Returns:
+        The data set, to be given as `data=`.
+
+    Raises:
+        UserError: Where the arrays do not fit.
 
     Examples:
         >>> data = from_arrays([[0.0], [1.0], [2.0], [3.0], [4.0]], [0, 1, 0, 1, 1])
@@ -44,14 +75,14 @@ def from_arrays(
         raise UserError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
     if not isinstance(tokens, bool):
         raise UserError(f"tokens={show_value(tokens)} is neither True nor False")
-    rows, targets = _rows(x, "x", tokens), _targets(y, "y")
-    _paired(rows, targets, "x and y")
-    owner = None if writer is None else _writers(writer, len(rows))
+    rows, targets = _read_rows(x, "x", tokens), _read_targets(y, "y")
+    _check_pairs(rows, targets, "x and y")
+    owner = None if writer is None else _read_writers(writer, len(rows))
     if isinstance(test, tuple):
         if len(test) != 2:
             raise UserError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
-        x_test, y_test = _rows(test[0], "x of test", tokens), _targets(test[1], "y of test")
-        _paired(x_test, y_test, "x and y of test")
+        x_test, y_test = _read_rows(test[0], "x of test", tokens), _read_targets(test[1], "y of test")
+        _check_pairs(x_test, y_test, "x and y of test")
         for what, a, b in (("x", rows, x_test), ("y", targets, y_test)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise UserError(
@@ -76,12 +107,26 @@ def from_arrays(
 
 
 def from_torch(dataset: Any, *, test: Any = 0.2, tokens: bool = False, name: str = "") -> Dataset:
-    """A map-style torch.utils.data.Dataset of pairs (x, y), read once; `test` is another one or a share.
+    """Makes a data set of a map-style torch.utils.data.Dataset of pairs (x, y), which is read once.
 
     A random transform in it is applied once, not every epoch. PIL's pictures stay [H, W] or [H, W, C].
+
+    Args:
+        dataset: The training rows.
+        test: Another such data set, or the share of the rows to hold back.
+        tokens: Whether whole numbers in x stay whole, for an Embedding.
+        name: What the record calls it, after `custom:`; the name of its class where it is empty.
+
+    Returns:
+        The data set, to be given as `data=`.
+
+    Raises:
+        UserError: Where a row cannot be read, or rows do not fit together.
     """
-    held = test if isinstance(test, float | int) else _items(test, "test")
-    return from_arrays(*_items(dataset, "the data set"), test=held, tokens=tokens, name=name or type(dataset).__name__)
+    held = test if isinstance(test, float | int) else _read_items(test, "test")
+    return from_arrays(
+        *_read_items(dataset, "the data set"), test=held, tokens=tokens, name=name or type(dataset).__name__
+    )
 
 
 def from_hugging_face(
@@ -94,52 +139,82 @@ def from_hugging_face(
     tokens: bool = False,
     name: str = "hugging-face",
 ) -> Dataset:
-    """A `datasets.Dataset` by the names of its columns; several x columns of numbers stand side by side.
+    """Makes a data set of a Hugging Face `datasets.Dataset`, by the names of its columns.
 
-    Pictures become [C, H, W]. `test` is another such data set or a share; `writer` a column that says who owns a row.
+    Args:
+        dataset: The training rows.
+        x: The column of the inputs, or several columns of numbers that stand side by side. Pictures become [C, H, W].
+        y: The column to predict.
+        test: Another such data set, or the share of the rows to hold back.
+        writer: The column that says who owns a row.
+        tokens: Whether whole numbers in x stay whole, for an Embedding.
+        name: What the record calls it, after `custom:`.
+
+    Returns:
+        The data set, to be given as `data=`.
+
+    Raises:
+        UserError: Where a column is missing, or columns do not make rows.
     """
-    held = test if isinstance(test, float | int) else _columns(test, x, y, "test")
-    owner = _column(dataset, writer, "the data set") if writer else None
-    rows = _columns(dataset, x, y, "the data set")
+    held = test if isinstance(test, float | int) else _read_columns(test, x, y, "test")
+    owner = _read_column(dataset, writer, "the data set") if writer else None
+    rows = _read_columns(dataset, x, y, "the data set")
     return from_arrays(*rows, test=held, writer=owner, tokens=tokens, name=name)
 
 
 def from_partitioner(
     partitioner: Any, x: str | Sequence[str], y: str, *, test: Any = 0.2, tokens: bool = False, name: str = ""
 ) -> Dataset:
-    """A flwr-datasets partitioner that has its data set; `partition="writer", clients=N` gives each client its part."""
+    """Makes a data set of a flwr-datasets partitioner that has its data set.
+
+    With `partition="writer", clients=N` each client gets its part.
+
+    Args:
+        partitioner: Gives the parts by `load_partition(i)`.
+        x: The column of the inputs, or several columns.
+        y: The column to predict.
+        test: A `datasets.Dataset`, or the share of the rows to hold back.
+        tokens: Whether whole numbers in x stay whole, for an Embedding.
+        name: What the record calls it, after `custom:`; the name of the partitioner's class where it is empty.
+
+    Returns:
+        The data set, to be given as `data=`.
+
+    Raises:
+        UserError: Where the partitioner does not give its parts.
+    """
     try:
         parts = [partitioner.load_partition(i) for i in range(int(partitioner.num_partitions))]
     except Exception as error:
         kind = type(partitioner).__name__
-        raise UserError(f"the partitioner ({kind}) does not give its parts: {why(error)}") from error
-    each = [_columns(part, x, y, f"part {i}") for i, part in enumerate(parts)]
+        raise UserError(f"the partitioner ({kind}) does not give its parts: {quote_error(error)}") from error
+    each = [_read_columns(part, x, y, f"part {i}") for i, part in enumerate(parts)]
     owner = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
-    held = test if isinstance(test, float | int) else _columns(test, x, y, "test")
+    held = test if isinstance(test, float | int) else _read_columns(test, x, y, "test")
     rows, labels = (np.concatenate(list(column)) for column in zip(*each, strict=True))
     return from_arrays(rows, labels, test=held, writer=owner, tokens=tokens, name=name or type(partitioner).__name__)
 
 
-def _rows(x: Any, said: str, tokens: bool) -> Tensor:
-    rows = _tensor(x, said)
+def _read_rows(x: Any, said: str, tokens: bool) -> Tensor:
+    rows = _to_tensor(x, said)
     if rows.dim() < 2 or 0 in rows.shape[1:]:
         raise UserError(f"{said} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
     if rows.dtype == torch.uint8 and not tokens:
         return rows
     if tokens and (rows.is_floating_point() or bool((rows < 0).any())):
         raise UserError(f"{said} is {rows.dtype} from {float(rows.min()):g} up; tokens are whole numbers from 0 up")
-    _finite(rows, said)
+    _check_finite(rows, said)
     return rows.to(torch.int64 if tokens else torch.float32)
 
 
-def _targets(y: Any, said: str) -> Tensor:
-    targets = _tensor(y, said)
+def _read_targets(y: Any, said: str) -> Tensor:
+    targets = _to_tensor(y, said)
     if targets.dim() == 0:
         raise UserError(f"{said} is one number; it needs one for each row")
     if 0 in targets.shape[1:]:
         raise UserError(f"{said} has the shape {list(targets.shape)}; it needs a number for each row, [D, ...]")
     if targets.is_floating_point():
-        _finite(targets, said)
+        _check_finite(targets, said)
         return targets.to(torch.float32)
     targets = targets.to(torch.int64)
     if targets.numel() and int(targets.min()) < 0:
@@ -150,28 +225,28 @@ def _targets(y: Any, said: str) -> Tensor:
     return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
-def _tensor(values: Any, said: str) -> Tensor:
+def _to_tensor(values: Any, said: str) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.is_nested:
             raise UserError(f"{said} is a {values.layout} tensor; to_dense() makes rows of it")
         if values.is_meta or values.is_complex() or values.is_quantized:
             raise UserError(f"{said} is a tensor of {values.dtype} on {values.device}, not of real numbers")
         found = values.detach().cpu()
-        return _signed(found.numpy(), said) if found.dtype in WIDE else found
+        return _to_signed(found.numpy(), said) if found.dtype in WIDE else found
     if isinstance(values, np.ma.MaskedArray) and (masked := int(np.asarray(values.mask).sum())):
         raise UserError(f"{said} is a masked array with {masked} masked values; filled(...) gives them values")
     try:
         array = np.asarray(values)
     except Exception as error:
-        raise UserError(f"{said} is no array: {why(error)}") from error
+        raise UserError(f"{said} is not an array: {quote_error(error)}") from error
     if array.dtype.kind not in "buif":
         is_y = said.rpartition(": ")[2].startswith("y")
         hint = "; np.unique(y, return_inverse=True)[1] makes labels of text" if is_y else ""
-        raise UserError(f"{said} {_not_numbers(array, values, hint)}")
-    return _signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
+        raise UserError(f"{said} {_describe_array(array, values, hint)}")
+    return _to_signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
 
 
-def _not_numbers(array: Array, values: Any, of_text: str) -> str:
+def _describe_array(array: Array, values: Any, of_text: str) -> str:
     """What is wrong with an array of other things than numbers."""
     if array.dtype.kind == "O" and array.ndim == 0:
         way = "toarray() makes one" if hasattr(values, "toarray") else "rows of numbers are needed, [D, ...]"
@@ -182,7 +257,7 @@ def _not_numbers(array: Array, values: Any, of_text: str) -> str:
     return f"holds {array.dtype if array.dtype.kind != 'O' else show_value(first)}, not numbers"
 
 
-def _signed(array: Array, said: str) -> Tensor:
+def _to_signed(array: Array, said: str) -> Tensor:
     """As a tensor; PyTorch hardly computes with unsigned numbers of more than a byte."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and int(array.max()) >= 2**63:
@@ -191,13 +266,13 @@ def _signed(array: Array, said: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _finite(values: Tensor, said: str) -> None:
+def _check_finite(values: Tensor, said: str) -> None:
     bad = ~torch.isfinite(values.float()).flatten(1).all(1) if values.dim() > 1 else ~torch.isfinite(values.float())
     if bool(bad.any()):
         raise UserError(f"{said} is not finite in row {int(bad.nonzero()[0])} ({int(bad.sum())} rows in all)")
 
 
-def _paired(x: Tensor, y: Tensor, said: str) -> None:
+def _check_pairs(x: Tensor, y: Tensor, said: str) -> None:
     if len(x) != len(y):
         raise UserError(f"{said} do not fit: {len(x)} rows and {len(y)} targets")
     if len(x) == 0:
@@ -217,11 +292,11 @@ def _split(rows: int, share: float) -> tuple[Tensor, Tensor]:
     return order[held:].sort().values, order[:held].sort().values
 
 
-def _writers(writer: Any, rows: int) -> Tensor:
+def _read_writers(writer: Any, rows: int) -> Tensor:
     try:
         names = np.asarray(writer)
     except Exception as error:
-        raise UserError(f"writer is no list of owners: {why(error)}") from error
+        raise UserError(f"writer is not a list of owners: {quote_error(error)}") from error
     if names.shape != (rows,):
         raise UserError(f"writer has the shape {list(names.shape)}; it names one owner for each of {rows} rows")
     unknown = [i for i, name in enumerate(names.tolist()) if name is None or name != name]  # None, NaN, NaT
@@ -230,10 +305,12 @@ def _writers(writer: Any, rows: int) -> Tensor:
     try:
         return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
     except TypeError as error:
-        raise UserError(f"writer holds names of several kinds, such as text and numbers: {why(error)}") from error
+        raise UserError(
+            f"writer holds names of several kinds, such as text and numbers: {quote_error(error)}"
+        ) from error
 
 
-def _items(dataset: Any, said: str) -> tuple[Any, Any]:
+def _read_items(dataset: Any, said: str) -> tuple[Any, Any]:
     """All pairs of a map-style data set, stacked."""
     kind, items = type(dataset).__name__, []
     try:
@@ -241,16 +318,16 @@ def _items(dataset: Any, said: str) -> tuple[Any, Any]:
         for i in range(count):
             items.append(dataset[i])
     except TypeError as error:
-        raise UserError(f"{said} ({kind}) cannot be counted and indexed: {why(error)}") from error
+        raise UserError(f"{said} ({kind}) cannot be counted and indexed: {quote_error(error)}") from error
     except Exception as error:
-        raise UserError(f"{said} ({kind}) fails at row {len(items)}: {why(error)}") from error
+        raise UserError(f"{said} ({kind}) fails at row {len(items)}: {quote_error(error)}") from error
     if not items:
         raise UserError(f"{said} has no rows")
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise UserError(f"{said} gives {type(items[0]).__name__} for a row; it must give pairs (x, y)")
     columns = []
     for part, what in enumerate(("x", "y")):
-        values = [_tensor(item[part], f"{said}: {what} of row {i}") for i, item in enumerate(items)]
+        values = [_to_tensor(item[part], f"{said}: {what} of row {i}") for i, item in enumerate(items)]
         if len({v.shape for v in values}) > 1:
             i = next(i for i, v in enumerate(values) if v.shape != values[0].shape)
             raise UserError(
@@ -260,21 +337,23 @@ def _items(dataset: Any, said: str) -> tuple[Any, Any]:
     return columns[0], columns[1]
 
 
-def _columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[Array, Array]:
+def _read_columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[Array, Array]:
     names = [x] if isinstance(x, str) else list(x) if isinstance(x, Sequence) else []
     if not names:
         raise UserError(f"x={show_value(x)} names no column; it is a column's name, or a list of them")
-    columns = [_column(dataset, name, said) for name in names]
+    columns = [_read_column(dataset, name, said) for name in names]
     try:
         rows = columns[0] if isinstance(x, str) else np.stack([np.asarray(c, np.float32) for c in columns], 1)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{said}: the columns {', '.join(names)} do not make rows of numbers: {why(error)}") from error
+        raise UserError(
+            f"{said}: the columns {', '.join(names)} do not make rows of numbers: {quote_error(error)}"
+        ) from error
     if rows.dtype == np.uint8 and rows.ndim in (3, 4):  # pictures, [D, H, W] or [D, H, W, C]
         rows = rows[:, None] if rows.ndim == 3 else np.moveaxis(rows, 3, 1)
-    return rows, _column(dataset, y, said)
+    return rows, _read_column(dataset, y, said)
 
 
-def _column(dataset: Any, name: str, said: str) -> Array:
+def _read_column(dataset: Any, name: str, said: str) -> Array:
     there = getattr(dataset, "column_names", None)
     if isinstance(there, dict):
         raise UserError(f"{said} is of several splits ({', '.join(there)}); give one of them")
@@ -286,7 +365,7 @@ def _column(dataset: Any, name: str, said: str) -> Array:
 
 
 def check_dataset(data: Dataset) -> None:
-    """ValueError where a Dataset that was made by hand does not hold together."""
+    """UserError where a Dataset that was made by hand does not hold together."""
     for part in ("x", "y", "x_test", "y_test"):
         if not isinstance(getattr(data, part), Tensor):
             kind = type(getattr(data, part)).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,30 @@ class Deal(NamedTuple):
     writer: Tensor | None  # [D] who wrote each row
 
 
+class PartitionRule(NamedTuple):
+    """A rule that can be named."""
+
+    deal: Callable[[Deal], Tensor]  # -> [D]: the client that owns each row
+    text: str
+    random: bool  # whether it deals again where a client is left without a row
+    needs: Literal["", "number", "label"]  # what y must hold for each row, where it matters
+
+
+RULES: dict[str, PartitionRule] = {}
+
+
+def rule(
+    text: str, *, random: bool = False, needs: Literal["", "number", "label"] = ""
+) -> Callable[[Callable[[Deal], Tensor]], Callable[[Deal], Tensor]]:
+    """Registers the function below it as the partition of its name."""
+
+    def register(deal: Callable[[Deal], Tensor]) -> Callable[[Deal], Tensor]:
+        RULES[deal.__name__] = PartitionRule(deal, text, random, needs)
+        return deal
+
+    return register
+
+
 def partition(
     kind: str,
     y: Tensor,
@@ -46,25 +70,43 @@ def partition(
     shards: int = 2,
     writer: Tensor | None = None,
 ) -> Shares:
-    """The rows of each client under the rule `kind`; no client is left without one."""
+    """Deals rows to clients by a rule; no client is left without one.
+
+    Args:
+        kind: One of RULES.
+        y: [D] targets of the rows.
+        classes: Number of labels.
+        clients: Number of clients.
+        seed: Of the rules that draw.
+        concentration: Of dirichlet and quantity: small is uneven.
+        shards: Pieces of each client, for shards.
+        writer: [D] who wrote each row, for writer.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        UserError: Where the rule does not fit the data, or leaves a client without a row.
+    """
     if kind not in RULES:
         raise UserError(f"partition={kind} is not known; it is one of {', '.join(RULES)}")
-    if (kind in LABELLED and y.is_floating_point()) or (kind in (*LABELLED, "shards") and y.dim() > 1):
+    chosen = RULES[kind]
+    if (chosen.needs == "label" and y.is_floating_point()) or (chosen.needs and y.dim() > 1):
         raise UserError(
-            f"partition={kind} needs one label a row, and y is {y.dtype} {list(y.shape)}; "
-            "take case1, iid, quantity, writer, or lists of rows of your own"
+            f"partition={kind} needs one label per row, and y is {y.dtype} {list(y.shape)}; "
+            "take case1, iid, quantity, writer, or custom lists of rows"
             + ("; if y are labels, make them whole numbers" if y.is_floating_point() else "")
         )
     if clients > len(y):
-        raise UserError(f"clients={clients} is more than the {len(y)} training rows; at most one client a row")
+        raise UserError(f"clients={clients} is more than the {len(y)} training rows; at most one client per row")
     for attempt in range(20):  # random rules may leave a client empty: deal again
         generator = torch.Generator().manual_seed((seed * 1_000_003 + attempt) % 2**63)
-        owner = RULES[kind](Deal(y, classes, clients, generator, concentration, shards, writer))
+        owner = chosen.deal(Deal(y, classes, clients, generator, concentration, shards, writer))
         sizes = torch.bincount(owner, minlength=clients)
         if bool((sizes > 0).all()):
             start = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             return Shares(torch.argsort(owner, stable=True), start)
-        if kind not in RANDOM:
+        if not chosen.random:
             break
     empty = int((sizes == 0).sum())
     raise UserError(
@@ -128,14 +170,17 @@ def by_label(label: Tensor, rank: Tensor, labels: int, clients: int) -> Tensor:
     return first + labels * (rank % sharing)
 
 
+@rule("rows in turn to the clients: all alike (the paper's Case 1)")
 def case1(d: Deal) -> Tensor:
     return torch.arange(len(d.y)) % d.clients
 
 
+@rule("each client has its own labels (the paper's Case 2)", needs="label")
 def case2(d: Deal) -> Tensor:
     return by_label(d.y, rank_within(d.y, d.classes), d.classes, d.clients)
 
 
+@rule("half of the clients share the first labels, the others have their own (Case 3)", needs="label")
 def case3(d: Deal) -> Tensor:
     if d.clients < 2:
         raise UserError("clients=1 does not fit partition=case3; it needs at least 2")
@@ -146,10 +191,12 @@ def case3(d: Deal) -> Tensor:
     return torch.where(low, even, first + by_label(d.y, rank, d.classes - half, d.clients - first))
 
 
+@rule("rows at random")
 def iid(d: Deal) -> Tensor:
     return torch.randperm(len(d.y), generator=d.generator) % d.clients
 
 
+@rule("the shares of each label are drawn from Dirichlet(concentration)", random=True, needs="label")
 def dirichlet(d: Deal) -> Tensor:
     """Each label's rows are cut among the clients in proportions drawn from Dirichlet(concentration)."""
     shares = _dirichlet(d.concentration, (d.classes, d.clients), d.generator)
@@ -163,13 +210,7 @@ def dirichlet(d: Deal) -> Tensor:
     return owner
 
 
-def quantity(d: Deal) -> Tensor:
-    """IID labels, sizes in proportions drawn from Dirichlet(concentration)."""
-    edges = _dirichlet(d.concentration, (d.clients,), d.generator).cumsum(0)
-    at = (torch.randperm(len(d.y), generator=d.generator).double() + 0.5) / len(d.y)
-    return torch.searchsorted(edges, at).clamp(max=d.clients - 1)
-
-
+@rule("sorted by label and cut into pieces, `shards` for each client", needs="number")
 def shards(d: Deal) -> Tensor:
     """Rows sorted by label (or by a number to predict) are cut into clients x shards equal pieces, dealt at random."""
     pieces = d.clients * d.shards
@@ -181,6 +222,15 @@ def shards(d: Deal) -> Tensor:
     return owner
 
 
+@rule("alike but for their sizes, drawn from Dirichlet(concentration)", random=True)
+def quantity(d: Deal) -> Tensor:
+    """IID labels, sizes in proportions drawn from Dirichlet(concentration)."""
+    edges = _dirichlet(d.concentration, (d.clients,), d.generator).cumsum(0)
+    at = (torch.randperm(len(d.y), generator=d.generator).double() + 0.5) / len(d.y)
+    return torch.searchsorted(edges, at).clamp(max=d.clients - 1)
+
+
+@rule("each row to who wrote it")
 def writer(d: Deal) -> Tensor:
     """Each row to who wrote it; with fewer clients than writers, writers in turn."""
     if d.writer is None:
@@ -199,17 +249,3 @@ def _dirichlet(concentration: float, shape: tuple[int, ...], generator: torch.Ge
     alpha = torch.full(shape, concentration, dtype=torch.float64)
     gamma = torch._standard_gamma(alpha, generator=generator)
     return gamma / gamma.sum(-1, keepdim=True).clamp(min=1e-300)
-
-
-RULES: dict[str, Callable[[Deal], Tensor]] = {
-    "case1": case1,
-    "case2": case2,
-    "case3": case3,
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "quantity": quantity,
-    "writer": writer,
-}
-RANDOM = ("dirichlet", "quantity")
-LABELLED = ("case2", "case3", "dirichlet")

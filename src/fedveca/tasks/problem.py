@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveca.errors import UserError
-from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row
+from fedveca.tasks.losses import Better, Rows, accuracy, cross_entropy, per_row, read_direction
 
 FEW = 6  # clients that are quicker one by one than mapped
 
@@ -24,8 +24,9 @@ class Problem(Protocol):
     size: int  # P
     mapped: bool  # whether many clients are cheaper as one batch than one by one
     autograd: bool  # whether gradients are found by it, or in closed form
-    measure: str  # what `losses` tells beside the loss: accuracy, or the name of a metric of one's own
-    whole: bool  # whether that is of all rows at once, no mean over rows
+    measure: str  # what `losses` gives besides the loss: accuracy, or the name of a custom metric
+    better: Better | None  # which values of that are better, where it is known
+    whole: bool  # whether that is of all rows at once, not a mean over rows
 
     def init(self) -> Tensor:
         """[P] w_0."""
@@ -59,7 +60,7 @@ class Problem(Protocol):
         ...
 
     def fork(self) -> Problem:
-        """The same problem with working memory of its own, to be used beside this one."""
+        """The same problem with working memory of its own, to be used at the same time."""
         ...
 
 
@@ -69,6 +70,7 @@ class SquaredSvm:
     ridge = 0.1
     mapped, autograd = True, False
     measure, whole = "accuracy", False
+    better: Better | None = "higher"
 
     def __init__(self, features: int) -> None:
         self.size = features
@@ -112,7 +114,7 @@ class SquaredSvm:
 
 
 class ModuleProblem:
-    """Any module without buffers or randomness, cross-entropy and accuracy unless told otherwise.
+    """Any module without buffers or randomness, cross-entropy and accuracy unless others are given.
 
     Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
     """
@@ -128,9 +130,10 @@ class ModuleProblem:
         precision: str = "float32",
         measure: str = "accuracy",
     ) -> None:
-        check(module, said)
+        check_module(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
         self.measure, self.whole = measure, False
+        self.better = read_direction(metric, f"metric ({measure})")
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.sizes = [p.numel() for p in module.parameters()]
         first = {id(p): name for name, p in module.named_parameters()}
@@ -226,8 +229,8 @@ def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
     return rows.mean() if weight is None else (rows * weight).sum()
 
 
-def check(module: nn.Module, said: str) -> None:
-    """Refuses what cannot be a pure function of its parameters."""
+def check_module(module: nn.Module, said: str) -> None:
+    """UserError where a module cannot be a pure function of its parameters."""
     buffers = [name for name, _ in module.named_buffers()]
     if buffers:
         raise UserError(

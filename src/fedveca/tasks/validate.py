@@ -1,4 +1,4 @@
-"""A module, a loss and a metric tried on a few rows before they are trusted: what does not fit is named here."""
+"""A module, a loss and a metric are tried on a few rows before they are used: what does not fit is named here."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedveca.errors import UserError
+from fedveca.errors import UserError, explain_error
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
 from fedveca.tasks.problem import FEW, ModuleProblem, Problem
 
 ROWS = 8  # tried at a time
 ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
-Metric = Callable[[Tensor, Tensor], Any]  # one number a row, or one of all rows
+Metric = Callable[[Tensor, Tensor], Any]  # one number per row, or one of all rows
 
 
 class Goal(NamedTuple):
-    """What is minimised and what is told."""
+    """What is minimised and what is reported."""
 
     loss: Rows
     metric: Metric
@@ -37,7 +37,7 @@ class Goal(NamedTuple):
                 raise UserError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
         name = metric if isinstance(metric, str) else display_name(metric)
         if not name.isidentifier() or name == "loss":
-            raise UserError(f"metric is called {name!r}; its name stands in the record: give a function made by def")
+            raise UserError(f"metric is called {name!r}; its name is in the record: give a function made by def")
         return Goal(
             LOSSES[loss] if isinstance(loss, str) else loss,
             METRICS[metric] if isinstance(metric, str) else metric,
@@ -47,7 +47,7 @@ class Goal(NamedTuple):
 
 
 def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precision: str) -> ModuleProblem:
-    """The module with its goal as a problem; ValueError with one sentence where they do not fit rows x and y."""
+    """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
     network = ModuleProblem(module, said, goal.loss, goal.metric, precision, goal.measure)
     if not torch.is_grad_enabled():
         raise UserError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
@@ -69,7 +69,7 @@ def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tenso
         if goal.metric is accuracy and not goal.classes:
             raise UserError(f"{got}, and metric=accuracy is for labels; y holds numbers: take absolute_error")
         if goal.metric is accuracy:
-            raise UserError(f"{got}, and metric=accuracy needs {want}; give a metric of your own")
+            raise UserError(f"{got}, and metric=accuracy needs {want}; give a custom metric")
     if scores.dim() == 0 or len(scores) != len(two):
         raise UserError(f"{said} gives scores {list(scores.shape)} for {len(two)} rows; the rows come first")
     if bool(scores.isnan().any()):
@@ -83,14 +83,14 @@ def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tenso
     if not scores.requires_grad:
         raise UserError(f"{said} gives scores without a gradient: they are detached from its parameters")
     _check_rows_apart(network, said, x[:ROWS])
-    _loss(goal, scores, targets)
-    network.whole = _whole(network, goal, x, y)
+    _check_loss(goal, scores, targets)
+    network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)
     return network
 
 
 def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
-    """ValueError where the model cannot take the largest ids of rows x [D, ...] of tokens."""
+    """UserError where the model cannot take the largest ids of rows x [D, ...] of tokens."""
     if not isinstance(problem, ModuleProblem) or x.dtype != torch.int64 or not x.numel():
         return
     rows = x[torch.unique(x.flatten(1).argmax(0))]  # at every place of a row, the one with the largest id there
@@ -106,13 +106,13 @@ def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
 
 
 def _check_rows_apart(network: ModuleProblem, said: str, rows: Tensor) -> None:
-    """ValueError where the scores of a row depend on the rows that stand in the same batch."""
+    """UserError where the scores of a row depend on the rows that stand in the same batch."""
     start = network.init()
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     share = 2**-4 if network.precision == "bfloat16" else 1e-3  # of the largest score: far above rounding
     for w in (start, start + 0.01 * noise):  # layers that start at zero hide what is before them
         try:
-            mixed = _mixed(network, w, rows, share)
+            mixed = _mixes_rows(network, w, rows, share)
         except Exception as error:
             if w is start:
                 raise UserError(f"{said} cannot take a batch of one row: {explain_error(error)}") from error
@@ -124,7 +124,7 @@ def _check_rows_apart(network: ModuleProblem, said: str, rows: Tensor) -> None:
             )
 
 
-def _mixed(network: ModuleProblem, w: Tensor, rows: Tensor, share: float) -> bool:
+def _mixes_rows(network: ModuleProblem, w: Tensor, rows: Tensor, share: float) -> bool:
     """Whether the first or the last row has other scores in a smaller batch."""
     with torch.no_grad():
         together = network.scores(w, rows.clone())
@@ -143,7 +143,7 @@ def _mixed(network: ModuleProblem, w: Tensor, rows: Tensor, share: float) -> boo
     return not all(a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=near) for a, b in pairs)
 
 
-def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
+def _check_loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     said = f"loss ({display_name(goal.loss)})"
     given = scores.clone(), y.clone()
     try:
@@ -157,7 +157,7 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
         ) from error
     if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != len(y):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        raise UserError(f'{said} gives {got} for {len(y)} rows; it must give one number a row (reduction="none")')
+        raise UserError(f'{said} gives {got} for {len(y)} rows; it must give one number per row (reduction="none")')
     if not torch.equal(scores, given[0]) or given[1]._version:
         what = "targets" if given[1]._version else "scores"
         raise UserError(f"{said} changes the {what} in place; let it work on a copy")
@@ -179,7 +179,7 @@ def _loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
             )
 
 
-def _whole(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
+def _is_of_all_rows(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
     """Whether the metric gives one number for all rows, which then go to it at once."""
     said = f"metric ({goal.measure})"
     named = goal.metric in METRICS.values()
@@ -194,7 +194,7 @@ def _whole(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
             raise UserError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
         raise UserError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
     if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
-        raise UserError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one a row")
+        raise UserError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one per row")
     if given._version:
         raise UserError(f"{said} changes the targets in place; let it work on a copy")
     return value.dim() == 0 and not named
@@ -213,8 +213,3 @@ def _can_be_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> bool:
 def display_name(thing: Any) -> str:
     """What to call an object of the user's: a function's own name, else that of its class."""
     return str(getattr(thing, "__name__", type(thing).__name__))
-
-
-def explain_error(error: Exception) -> str:
-    """One line of it, never none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

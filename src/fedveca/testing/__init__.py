@@ -11,7 +11,13 @@ __all__ = ["CHECKS", "check_algorithm"]
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """AssertionError with one sentence for the first promise of `algorithms/contract.py` that the method breaks.
+    """Checks that a method keeps every promise of `algorithms/contract.py`.
+
+    Args:
+        algorithm: An object of a subclass of fedveca.algorithms.Algorithm.
+
+    Raises:
+        AssertionError: With one sentence for the first promise that it breaks.
 
     Examples:
         >>> from fedveca import FedAvg

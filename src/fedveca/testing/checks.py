@@ -12,7 +12,6 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
-from fedveca.runs.overrides import CONTRACT
 from fedveca.tasks.partition import from_lists
 from fedveca.tasks.problem import SquaredSvm
 from fedveca.testing.played_round import (
@@ -28,20 +27,17 @@ from fedveca.testing.played_round import (
     same,
     type_name,
     vector,
-    walked,
+    walk,
 )
 
 RECORDED = ("round", "ids", "left_out", "tau", "tau_k", "accepted", "train_loss", "seconds", "bytes_up", "bytes_down")
 TAKEN = ("tau", "loss", "after", "well")  # numbers that the clients report without the method
 
 
-def form(a: Algorithm) -> None:
+def check_form(a: Algorithm) -> None:
     """A frozen dataclass with lr, whose server starts from the w and tau it is given."""
     raise_unless(not isinstance(a, type), a, "is a class; give an object of it")
-    lacks = [word for word in CONTRACT if not hasattr(a, word)]
-    raise_unless(
-        not lacks, a, f"lacks {', '.join(lacks)}: subclass fedveca.algorithms.Algorithm for what SGD has anyway"
-    )
+    raise_unless(isinstance(a, Algorithm), a, "is not a subclass of fedveca.algorithms.Algorithm")
     frozen = dataclasses.is_dataclass(a) and type(a).__dataclass_params__.frozen
     raise_unless(frozen, a, "is not a frozen dataclass: hyperparameters may not change while it runs")
     raise_unless(isinstance(a.lr, float) and a.lr > 0, a, f"has lr={a.lr!r}; it is a number above 0")
@@ -66,7 +62,7 @@ def form(a: Algorithm) -> None:
         )
 
 
-def clients(a: Algorithm) -> None:
+def check_clients(a: Algorithm) -> None:
     """Shapes of what a client keeps and sends; g0 is used only where it is asked for."""
     order = a.order(a.init(vector(0), all_steps()))
     memory, nothing = call(a, "memory", order.w), torch.full((P,), torch.nan)
@@ -92,21 +88,21 @@ def clients(a: Algorithm) -> None:
     raise_unless(not bad, a, f"gives {', '.join(bad)} that is not finite;{why}")
 
 
-def server(a: Algorithm) -> None:
+def check_server(a: Algorithm) -> None:
     """The state keeps its form from round to round; float32 stays float32."""
-    talk = play_round(a, 1)
-    out = call(a, "update", talk.state, IDS, talk.p, talk.report)
+    played = play_round(a, 1)
+    out = call(a, "update", played.state, IDS, played.p, played.report)
     raise_unless(isinstance(out, tuple) and len(out) == 2, a, "update does not give (state, what to record)")
     want = out[0]
     raise_unless(
         want.w.dtype == torch.float32 and want.w.shape == (P,), a, f"makes w {want.w.dtype} {list(want.w.shape)}"
     )
-    raise_unless(type(want) is type(talk.state), a, "update gives another kind of state than init")
+    raise_unless(type(want) is type(played.state), a, "update gives another kind of state than init")
     shape, kind = tuple(want.tau.shape), want.tau.dtype
     raise_unless(
         shape == (N,) and kind == torch.int64, a, f"gives tau {list(shape)} {kind}; it is [N] int64 for all clients"
     )
-    for (name, v), before in zip(want._asdict().items(), talk.state, strict=True):
+    for (name, v), before in zip(want._asdict().items(), played.state, strict=True):
         raise_unless(
             isinstance(v, Tensor), a, f"state field {name} is {type(v).__name__}; it must be a tensor, to be stored"
         )
@@ -114,14 +110,14 @@ def server(a: Algorithm) -> None:
         raise_unless(was == now, a, f"state field {name} turns from {was} to {now}")
 
 
-def along_the_last_axis(a: Algorithm) -> None:
+def check_last_axis(a: Algorithm) -> None:
     """Many clients at once are each of them alone."""
     order = a.order(play_round(a, 1).state)
     grads = torch.stack([vector(10 + i) for i in range(3)])
-    alone = [walked(a, order, a.memory(order.w), grads[i], 3) for i in range(3)]
+    alone = [walk(a, order, a.memory(order.w), grads[i], 3) for i in range(3)]
     memory = {name: v.expand(3, -1) for name, v in a.memory(order.w).items()}
     try:
-        together = walked(a, order, memory, grads, 3, check_s=True)
+        together = walk(a, order, memory, grads, 3, check_s=True)
     except (RuntimeError, IndexError, ValueError) as error:
         raise AssertionError(
             f"{type_name(a)} cannot take many clients at once: {error}; "
@@ -138,13 +134,13 @@ def along_the_last_axis(a: Algorithm) -> None:
                 )
 
 
-def pure(a: Algorithm) -> None:
+def check_purity(a: Algorithm) -> None:
     """No call changes what it is given or the object itself, and the same call gives the same."""
     before = repr(vars(a))
-    talk = play_round(a, 2)
-    order = a.order(talk.state)
-    call(a, "update", talk.state, IDS, talk.p, talk.report)
-    s = call(a, "start", order, talk.memory[0], vector(1))
+    played = play_round(a, 2)
+    order = a.order(played.state)
+    call(a, "update", played.state, IDS, played.p, played.report)
+    s = call(a, "start", order, played.memory[0], vector(1))
     w, s = call(a, "step", order, s, order.w.clone(), vector(2))
     w, s = call(a, "step", order, s, w, vector(3))
     call(a, "finish", order, s, w, torch.full((1,), 2.0))
@@ -153,41 +149,41 @@ def pure(a: Algorithm) -> None:
     )
 
 
-def weights(a: Algorithm) -> None:
+def check_weights(a: Algorithm) -> None:
     """p counts, the number and the order of the clients do not."""
-    talk = play_round(a, 2)
-    want, told = a.update(talk.state, IDS, talk.p, talk.report)
+    played = play_round(a, 2)
+    want, recorded = a.update(played.state, IDS, played.p, played.report)
     turned = torch.tensor([2, 0, 1])
-    each = {name: v[turned] for name, v in talk.report.each.items()}
-    got, _ = a.update(talk.state, IDS[turned], talk.p[turned], talk.report._replace(each=each))
+    each = {name: v[turned] for name, v in played.report.each.items()}
+    got, _ = a.update(played.state, IDS[turned], played.p[turned], played.report._replace(each=each))
     raise_unless(same(got, want), a, "depends on the order in which clients are listed")
     # the first client as two, each with half of its rows and all of its numbers: everything stays
     twice = torch.tensor([0, 0, 1, 2])
-    each = {name: v[twice] for name, v in talk.report.each.items()}
-    half = talk.p[twice] * torch.tensor([0.5, 0.5, 1, 1], dtype=torch.float64)
+    each = {name: v[twice] for name, v in played.report.each.items()}
+    half = played.p[twice] * torch.tensor([0.5, 0.5, 1, 1], dtype=torch.float64)
     ids = torch.tensor([1, 5, 3, 4])
-    state = talk.state._replace(tau=talk.state.tau.index_copy(0, torch.tensor([5]), talk.state.tau[1:2]))
-    split, _ = a.update(state, ids, half, talk.report._replace(each=each))
+    state = played.state._replace(tau=played.state.tau.index_copy(0, torch.tensor([5]), played.state.tau[1:2]))
+    split, _ = a.update(state, ids, half, played.report._replace(each=each))
     raise_unless(
         close(split.w, want.w),
         a,
         "forgets p: a client split in two halves moves the model; numbers of clients are averaged as p @ numbers",
     )
-    for name, v in told.items():
+    for name, v in recorded.items():
         raise_unless(name not in RECORDED and not name.startswith("test_"), a, f"records {name}, a name that is taken")
         raise_unless(v.dim() == 0 or v.shape == IDS.shape, a, f"records {name} of shape {list(v.shape)}, not [] or [n]")
 
 
-def steps(a: Algorithm) -> None:
-    """The server's tau is what is taken, reported and used; who is absent keeps his."""
-    talk = play_round(a, 2)
-    after, _ = a.update(talk.state, IDS, talk.p, talk.report)
+def check_steps(a: Algorithm) -> None:
+    """The server's tau is what is taken, reported and used; an absent client keeps its own."""
+    played = play_round(a, 2)
+    after, _ = a.update(played.state, IDS, played.p, played.report)
     absent = ~torch.isin(torch.arange(N), IDS)
-    kept = torch.equal(after.tau[absent], talk.state.tau[absent])
+    kept = torch.equal(after.tau[absent], played.state.tau[absent])
     raise_unless(kept, a, "changes tau of clients that did not answer; set tau[ids] alone")
     raise_unless(bool((after.tau >= 1).all()), a, f"gives tau {after.tau.tolist()}; every client takes at least 1 step")
-    other = talk.state._replace(tau=talk.state.tau + 7)
-    moved, _ = a.update(other, IDS, talk.p, talk.report)
+    other = played.state._replace(tau=played.state.tau + 7)
+    moved, _ = a.update(other, IDS, played.p, played.report)
     raise_unless(
         close(moved.w, after.w), a, 'derives tau from the state; the steps that were taken are report.each["tau"]'
     )
@@ -200,16 +196,16 @@ def steps(a: Algorithm) -> None:
     )
 
 
-def stored(a: Algorithm) -> None:
+def check_storage(a: Algorithm) -> None:
     """The state goes to disk and back to the same bits."""
-    talk = play_round(a, 2)
-    want, _ = a.update(talk.state, IDS, talk.p, talk.report)
-    disk = load(save({name: v.contiguous().clone() for name, v in talk.state._asdict().items()}))
-    got, _ = a.update(talk.state._replace(**disk), IDS, talk.p, talk.report)
+    played = play_round(a, 2)
+    want, _ = a.update(played.state, IDS, played.p, played.report)
+    disk = load(save({name: v.contiguous().clone() for name, v in played.state._asdict().items()}))
+    got, _ = a.update(played.state._replace(**disk), IDS, played.p, played.report)
     raise_unless(same(got, want, exact=True), a, "goes on otherwise after its state was stored and read back")
 
 
-def federation(a: Algorithm) -> None:
+def check_federation(a: Algorithm) -> None:
     """It runs: clients of unequal steps in one batch, two of six in a round, with their memory."""
     x, y = torch.stack([vector(i) for i in range(24)]), torch.arange(24) % 2
     cohort = LocalCohort(a, SquaredSvm(P), x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
@@ -223,13 +219,13 @@ def federation(a: Algorithm) -> None:
 
 
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (
-    form,
-    clients,
-    server,
-    along_the_last_axis,
-    pure,
-    weights,
-    steps,
-    stored,
-    federation,
+    check_form,
+    check_clients,
+    check_server,
+    check_last_axis,
+    check_purity,
+    check_weights,
+    check_steps,
+    check_storage,
+    check_federation,
 )

@@ -25,12 +25,12 @@ class PlayedRound(NamedTuple):
 
 
 def play_round(a: Algorithm, rounds: int) -> PlayedRound:
-    """A talk about to be closed: `rounds` rounds of three of the six clients, the last one not yet taken in."""
+    """`rounds` rounds of three of the six clients, the last one not yet taken in by the server."""
     state, memory = a.init(vector(0), all_steps()), [a.memory(vector(0)) for _ in IDS]
     state = state._replace(tau=state.tau.index_copy(0, IDS, TAU))
     for k in range(rounds):
         order = a.order(state)
-        out = [walked(a, order, memory[i], vector(20 * k + i), int(TAU[i])) for i in range(len(IDS))]
+        out = [walk(a, order, memory[i], vector(20 * k + i), int(TAU[i])) for i in range(len(IDS))]
         memory = [o[2] for o in out]
         mean = {name: sum(float(p) * o[0][name] for p, o in zip(WEIGHT, out, strict=True)) for name in out[0][0]}
         each = {name: torch.cat([o[1][name] for o in out]).double() for name in out[0][1]}
@@ -41,7 +41,7 @@ def play_round(a: Algorithm, rounds: int) -> PlayedRound:
     return PlayedRound(state, WEIGHT, report, memory)
 
 
-def walked(
+def walk(
     a: Algorithm, order: Order, memory: Named, centre: Tensor, tau: int, check_s: bool = False
 ) -> tuple[Named, Named, Named]:
     """tau steps on |w - centre|^2 / 2 from order.w, for one client [P] or many [n, P]."""

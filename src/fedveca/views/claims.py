@@ -25,7 +25,7 @@ from fedveca.views.measures import (
     variation,
 )
 from fedveca.views.paper_figures import TITLE, Numbers, task
-from fedveca.views.series import LOOK
+from fedveca.views.series import look
 
 RIVALS = ("fedavg", "fedprox", "fednova")
 METRICS = ("test_loss", "test_accuracy")
@@ -52,7 +52,7 @@ def _lead(runs: Runs, study: str, rivals: Sequence[str], which: str) -> str:
     rival = min(each, key=lambda name: float(each[name]["mean"]))
     low, high = each[rival]["interval"] or (math.nan, math.nan)
     interval = f" ({100 * low:+.2f} to {100 * high:+.2f})" if each[rival]["interval"] else ""
-    against = f" against {LOOK[rival][0]}" if len(rivals) > 1 else ""
+    against = f" against {look(rival)[0]}" if len(rivals) > 1 else ""
     return f"{TITLE[task(study)]} {100 * each[rival]['mean']:+.2f}{interval}{against}"
 
 
@@ -103,7 +103,7 @@ def cifar_all(runs: Runs, paper: Numbers) -> Claim | None:
         return None
     rivals = (*RIVALS, "scaffold")
     checks = [clear(lead(runs, study, r, w, m), m) for r in rivals for w in ("kept", "last") for m in METRICS]
-    beaten = [LOOK[r][0] for r in rivals if all(clear(lead(runs, study, r, "kept", m), m) for m in METRICS)]
+    beaten = [look(r)[0] for r in rivals if all(clear(lead(runs, study, r, "kept", m), m) for m in METRICS)]
     return Claim(
         "On CIFAR-10 FedVeca's final model beats FedAvg, FedNova, FedProx and SCAFFOLD in loss and accuracy.",
         verdict(checks),
@@ -167,7 +167,7 @@ def faster(runs: Runs, paper: Numbers) -> Claim:
         methods = ("fedveca", *RIVALS, "scaffold")
         each = {m: reached(_handed(runs, study, m), "test_loss", at) for m in methods}
         checks.append(all(median(each["fedveca"]) < median(each[rival]) for rival in RIVALS))
-        part = (f"{LOOK[m][0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
+        part = (f"{look(m)[0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
         words.append(f"{TITLE[task(study)]} (loss {at:.4g}) {', '.join(part)}")
         hit = np.flatnonzero(grid(of(runs, study), "test_loss").mean(0) <= at)
         checks.append(bool(len(hit)) and hit[0] + 1 < median(each["fedavg"]))

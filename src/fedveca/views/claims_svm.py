@@ -12,7 +12,7 @@ from scipy import stats
 from fedveca.views.claims import METRICS, RIVALS, Claim, Holds, verdict
 from fedveca.views.measures import Array, Runs, grid, level, median, of, reached, roughness, said, variation
 from fedveca.views.paper_figures import Numbers
-from fedveca.views.series import LOOK
+from fedveca.views.series import look
 
 CASE = {n: f"svm-mnist-case{n}" for n in (1, 2, 3)}
 FIFTY = "svm-mnist-case3-clients50"
@@ -37,7 +37,7 @@ def case1_overlaps(runs: Runs, paper: Numbers) -> Claim:
 def case1_converges(runs: Runs, paper: Numbers) -> Claim:
     centre = level(of(runs, CASE[1], "centralised"), "test_loss")
     ends = {m: level(of(runs, CASE[1], m), "test_loss") for m in ("fedveca", *RIVALS, "scaffold")}
-    words = ", ".join(f"{LOOK[m][0]} {end:.4f}" for m, end in ends.items())
+    words = ", ".join(f"{look(m)[0]} {end:.4f}" for m, end in ends.items())
     return Claim(
         "In Case 1 all methods converge to the centralised loss (within 1 %) in 100 rounds.",
         verdict([end <= 1.01 * centre for end in ends.values()]),
@@ -51,7 +51,7 @@ def case2_first(runs: Runs, paper: Numbers) -> Claim:
         at = level(of(runs, CASE[2], "fedavg"), metric)
         each = {m: reached(of(runs, CASE[2], m), metric, at) for m in ("fedveca", *RIVALS, "scaffold")}
         checks += [median(each["fedveca"]) < median(each[m]) for m in (*RIVALS, "scaffold")]
-        part = (f"{LOOK[m][0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
+        part = (f"{look(m)[0]} {said(each[m])}" for m in ("fedveca", "fedavg", "fednova", "scaffold"))
         words.append(f"{name} ({at:.4f}) {', '.join(part)}")
     return Claim(
         "In Case 2 FedVeca is the first of all to converge, in loss and in accuracy.",
@@ -80,7 +80,7 @@ def same_rate(runs: Runs, paper: Numbers) -> Claim:
 def worse_case3(runs: Runs, paper: Numbers) -> Claim:
     methods = ("fedavg", "fednova", "fedveca")
     ends = {m: [level(of(runs, s, m), "test_accuracy") for s in CASE.values()] for m in methods}
-    words = (f"{LOOK[m][0]} {', '.join(f'{100 * v:.2f} %' for v in end)}" for m, end in ends.items())
+    words = (f"{look(m)[0]} {', '.join(f'{100 * v:.2f} %' for v in end)}" for m, end in ends.items())
     return Claim(
         "FedAvg and FedNova do better in Cases 1 and 2 and worse in Case 3.",
         verdict([min(ends[m][:2]) > ends[m][2] for m in ("fedavg", "fednova")]),
@@ -231,7 +231,7 @@ def ahead_at_fifty(runs: Runs, paper: Numbers) -> Claim:
     return Claim(
         "With 50 clients FedVeca converges faster than FedAvg and FedNova, in rounds and for the same local steps.",
         verdict(checks),
-        f"Median rounds until a loss of {at:.4f}: {', '.join(f'{LOOK[m][0]} {_words(k)}' for m, k in each.items())}; "
+        f"Median rounds until a loss of {at:.4f}: {', '.join(f'{look(m)[0]} {_words(k)}' for m, k in each.items())}; "
         f"FedVeca takes {steps[0]:.0f} local steps and they {steps[1]:.0f} (their tau is rounded down), and when it "
         f"has taken as many as they its loss is {loss:.4f}.",
     )

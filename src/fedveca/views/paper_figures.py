@@ -12,7 +12,7 @@ import numpy as np
 from fedveca.runs.folder import Run
 from fedveca.views.figures.curves import STYLE, focus, line, save
 from fedveca.views.measures import Runs, closing, grid, handed_out, of
-from fedveca.views.series import LOOK
+from fedveca.views.series import look
 
 TITLE = {"svm-mnist": "SVM on MNIST", "cnn-mnist": "CNN on MNIST", "cnn-cifar10": "CNN on CIFAR-10"}
 COLOUR = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}
@@ -34,7 +34,7 @@ def table1(runs: Runs, path: Path, paper: Numbers) -> None:
         for axis, study in zip(axes[0], runs, strict=True):
             methods = list(dict.fromkeys(r.experiment.method for r in runs[study]))
             for y, method in enumerate(methods):
-                colour = LOOK[method][1]
+                colour = look(method)[1]
                 for which, shift, fill in (("kept", -0.16, colour), ("last", 0.16, "white")):
                     values = 100 * np.array(closing(of(runs, study, method), which, "test_accuracy"))
                     std = values.std(ddof=1) if len(values) > 1 else 0.0
@@ -52,7 +52,7 @@ def table1(runs: Runs, path: Path, paper: Numbers) -> None:
                 value = 100 * paper[task(study)][method]["test_accuracy"]
                 named = None if y else "the paper's value"
                 axis.plot(value, y, "kD", markersize=5, markerfacecolor="none", label=named)
-            axis.set_yticks(range(len(methods)), [LOOK[m][0] for m in methods])
+            axis.set_yticks(range(len(methods)), [look(m)[0] for m in methods])
             axis.set_title(TITLE[task(study)], fontsize=10)
             axis.set_xlabel("test accuracy (%)")
         axes[0, 0].invert_yaxis()
@@ -159,8 +159,8 @@ def clients(runs: Runs, path: Path) -> None:
     for study in runs:
         n = runs[study][0].experiment.clients
         for method in ("fedveca", "fedavg", "fednova") if n == 50 else ("fedveca",):
-            name, *look = LOOK[method]
-            colour, dash = fade[n] if method == "fedveca" else look
+            name, *own = look(method)
+            colour, dash = fade[n] if method == "fedveca" else own
             sets.append((of(runs, study, method), (f"{name}, {n} clients", colour, dash)))
     _pair(sets, path, runs)
 

@@ -8,8 +8,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict, cast, get_args
 
+from fedveca.algorithms.registry import concerns, is_pooled, methods
 from fedveca.errors import UserError
-from fedveca.runs.experiment import ADAPTIVE, FIELDS, METHODS
+from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
@@ -27,17 +28,8 @@ from fedveca.tasks.custom import CUSTOM
 
 Which = Literal["kept", "last"]
 WHICH: tuple[Which, ...] = get_args(Which)
+OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that state none
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
-LOOK: dict[str, tuple[str, str, str]] = {
-    "fedveca": ("FedVeca", "#D55E00", "-"),
-    "scaffold": ("SCAFFOLD", "#0072B2", "-"),
-    "fedavg": ("FedAvg", "#009E73", "-"),
-    "fedprox": ("FedProx", "#CC79A7", "--"),
-    "fednova": ("FedNova", "#56B4E9", "-."),
-    "centralised": ("centralised", "#444444", ":"),
-    "corrected": ("FedVeca corrected", "#E69F00", "-"),
-}
-OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of custom methods
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 DASHES = ("-", "--", "-.", ":")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
@@ -92,18 +84,8 @@ class Row(NamedTuple):
 def find_look(method: str) -> tuple[str, str, str]:
     """A method's title, colour and dash."""
     other = OTHER_COLOURS[sum(method.encode()) % len(OTHER_COLOURS)]
-    return LOOK.get(method, (method.removeprefix(CUSTOM), other, "-"))
-
-
-def is_pooled(method: str) -> bool:
-    """Whether all rows belong to one client, so that the method is not a rival of the others."""
-    return method == "centralised"
-
-
-def concerns(setting: str, method: str) -> bool:
-    """Whether a setting has a meaning for a method: a text that begins with a method's name is of that one alone."""
-    owner = FIELDS[setting].metadata["text"].partition(":")[0].lower()
-    return owner not in METHODS or owner == method or (owner == "fedveca" and method in ADAPTIVE)
+    entry = methods().get(method)
+    return (entry.title, entry.colour or other, entry.dash) if entry else (method.removeprefix(CUSTOM), other, "-")
 
 
 def group_curves(runs: Iterable[Run]) -> list[Curve]:
@@ -112,14 +94,14 @@ def group_curves(runs: Iterable[Run]) -> list[Curve]:
     for run in runs:
         groups.setdefault(tuple(v for k, v in asdict(run.experiment).items() if k not in MAY_DIFFER), []).append(run)
     each = [sorted(mine, key=lambda r: r.experiment.seed) for mine in groups.values()]
-    order = list(dict.fromkeys((*METHODS, *(mine[0].experiment.method for mine in each))))
+    order = list(dict.fromkeys((*methods(), *(mine[0].experiment.method for mine in each))))
     each.sort(key=lambda mine: order.index(mine[0].experiment.method))
-    methods = [mine[0].experiment.method for mine in each]
+    names = [mine[0].experiment.method for mine in each]
     differing = _find_differing([mine[0] for mine in each])
     curves = []
-    for i, (method, mine) in enumerate(zip(methods, each, strict=True)):
+    for i, (method, mine) in enumerate(zip(names, each, strict=True)):
         title, colour, dash = find_look(method)
-        if len(set(methods)) < len(methods):
+        if len(set(names)) < len(names):
             colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         settings = asdict(mine[0].experiment)
         label = " ".join([title, *(f"{k}={settings[k]}" for k in differing if concerns(k, method))])

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, METHODS, TABLE_I, Experiment, presets
+from fedveca.runs.experiment import FIELDS, Experiment, presets
 from fedveca.runs.folder import Run
-from fedveca.tasks.datasets.dataset import NAMES, load
+from fedveca.tasks.datasets.dataset import DATASETS, load
 from fedveca.tasks.partition import RULES, label_counts, partition
 from fedveca.version import __version__
 
@@ -295,7 +296,7 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
             share, loss = row[which]["test_accuracy"], row[which]["test_loss"]
             cells += [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
         assert rows.count(cells) == 1
-    assert [row[0] for row in rows if row and row[0] in TABLE_I] == list(TABLE_I)
+    assert [row[0] for row in rows if row and row[0] in paper_methods()] == list(paper_methods())
     assert first.out.endswith("report: c/report.html   figure: c/curves.svg   table: c/table.json\n")
     assert "centralised seed 1  round 3/3" in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
@@ -316,9 +317,9 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
 def test_compare_tells_of_runs_that_stopped(here: Path, capsys: Capture) -> None:
     assert main(["compare", *FAST, "lr=1e4", "rounds=30", "--seeds", "1", "--quiet", "--out", "c"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    stopped = [m for m in TABLE_I if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
+    stopped = [m for m in paper_methods() if "stopped" in Run.open(here / "c" / f"{m}-seed0").summary]
     assert "fedveca" in stopped
-    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in TABLE_I)
+    assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in paper_methods())
     assert (here / "c" / "curves.svg").exists()
 
 
@@ -326,8 +327,8 @@ def test_list_shows_all_that_can_be_named(capsys: Capture, here: Path) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     named = {line.split()[0]: line.split()[1:] for line in lines[: lines.index("")]}
-    assert named["methods"] == list(METHODS)
-    assert named["data"] == list(NAMES)
+    assert named["methods"] == list(methods())
+    assert named["data"] == list(DATASETS)
     assert named["partitions"] == list(RULES)
     assert named["presets"] == presets()
     assert named["models"] == ["svm", "cnn", "mlp", "package.module:factory"]

@@ -229,7 +229,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
             "data=custom:x\\ntouch PWN\\n# is an object that was given from Python",
         ),
         (["deploy", "init", "k", "escape.toml"], "method=custom:\\x1b[2J is an object that was given from Python"),
-        (["deploy", "init", "k", "--port", "-1"], "--port -1 is out of range"),
+        (["deploy", "init", "k", "--port", "-1"], "port=-1 is out of range"),
         (["deploy", "init", "done"], "done already exists and is not empty; name another folder"),
         (["deploy", "init", "k", "method=centralised"], "method=centralised has no clients"),
         (["deploy", "local", "--nodes", "-3"], "clients=-3 is out of range; allowed: >= 1"),

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Scaffold
+from fedveca.algorithms.registry import methods
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.faults import BAD, FORMS, Faults, parse_faults
+from fedveca.cohorts.faults import ATTACKS, FAULT_FORMS, Faults, parse_faults
 from fedveca.runs.build import build
-from fedveca.runs.experiment import METHODS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
@@ -34,17 +35,19 @@ def untimed(run: Run) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["drop", "late"])
 def test_clients_are_away_with_the_given_chance(kind: str) -> None:
     faults, ids = Faults(f"{kind}:0.3", 50, 7), torch.arange(50)
-    away = [set(faults.away(k, ids)) for k in range(200)]
+    away = [set(faults.find_absent(k, ids)) for k in range(200)]
     assert 0.28 < sum(map(len, away)) / 10_000 < 0.32
     assert all(2 < sum(i in day for day in away) < 120 for i in range(50))  # by chance, not by person
-    assert away == [set(Faults(f"{kind}:0.3", 50, 7).away(k, ids)) for k in range(200)]
-    assert away != [set(Faults(f"{kind}:0.3", 50, 8).away(k, ids)) for k in range(200)]
-    assert [i in away[3] for i in (4, 11, 40)] == [i in faults.away(3, torch.tensor([4, 11, 40])) for i in (4, 11, 40)]
+    assert away == [set(Faults(f"{kind}:0.3", 50, 7).find_absent(k, ids)) for k in range(200)]
+    assert away != [set(Faults(f"{kind}:0.3", 50, 8).find_absent(k, ids)) for k in range(200)]
+    assert [i in away[3] for i in (4, 11, 40)] == [
+        i in faults.find_absent(3, torch.tensor([4, 11, 40])) for i in (4, 11, 40)
+    ]
 
 
 def test_a_crash_lasts_its_rounds() -> None:
     faults, ids = Faults("crash:0.05:4", 30, 1), torch.arange(30)
-    away = [[i in faults.away(k, ids) for i in range(30)] for k in range(100)]
+    away = [[i in faults.find_absent(k, ids) for i in range(30)] for k in range(100)]
     for i in range(30):
         days = "".join("x" if away[k][i] else "." for k in range(100)).strip("x")
         stays = [len(stay) for stay in re.findall("x+", days)]
@@ -54,27 +57,27 @@ def test_a_crash_lasts_its_rounds() -> None:
 
 def test_kinds_of_absence_do_not_move_together() -> None:
     ids = torch.arange(2000)
-    a, b = (draws.uniform(purpose, 0, 0, ids) for purpose in (1, 2))
+    a, b = (draws.draw_uniform(purpose, 0, 0, ids) for purpose in (1, 2))
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.06
 
 
 def test_bad_clients_are_a_fixed_share_chosen_by_the_seed() -> None:
-    bad = Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 3).bad
+    bad = Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 3).attackers
     assert sorted(bad.values()) == ["flip"] * 4 + ["lie"] * 2 + ["nan"] * 2 + ["scale"] * 4
-    assert bad == Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 3).bad
-    assert bad.keys() != Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 4).bad.keys()
+    assert bad == Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 3).attackers
+    assert bad.keys() != Faults("nan:0.1,scale:0.2:5,flip:0.2,lie:0.1", 20, 4).attackers.keys()
 
 
 def test_what_bad_clients_send() -> None:
     faults, ids = Faults("nan:0.25,scale:0.25:5,flip:0.25,lie:0.25", 4, 0), torch.arange(4)
     vectors, numbers = faults.send(0, ids, {"G": torch.ones(4, 3)}, {"beta": torch.full((4,), 2.0)})
-    for i, kind in faults.bad.items():
+    for i, kind in faults.attackers.items():
         factor = {"nan": torch.nan, "scale": 5.0, "flip": -1.0, "lie": 1.0}[kind]
         assert torch.equal(vectors["G"][i].nan_to_num(9), torch.full((3,), factor).nan_to_num(9))
         assert float(numbers["beta"][i]) == (0.0 if kind == "lie" else 2.0)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "centralised"])
+@pytest.mark.parametrize("method", [m for m in methods() if m != "centralised"])
 def test_the_record_names_what_happened(method: str) -> None:
     lines = rounds_of(method=method, faults="drop:0.2,crash:0.1:2,late:0.2,nan:0.1,flip:0.2", participation=0.8)
     kinds = set()
@@ -90,7 +93,7 @@ def test_the_record_names_what_happened(method: str) -> None:
 
 
 def memory_of(cohort: Any, i: int) -> Tensor:
-    return cohort.memory.recall(torch.tensor([i]), cohort.memory.blank())["c"][0].clone()
+    return cohort.memory.recall(torch.tensor([i]))["c"][0].clone()
 
 
 def test_the_absent_keep_their_memory() -> None:
@@ -203,7 +206,7 @@ def test_too_few_clients_for_the_kinds(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_every_kind_has_a_form_and_spaces_do_not_matter() -> None:
-    assert set(BAD) < set(FORMS)
+    assert set(ATTACKS) < set(FAULT_FORMS)
     assert parse_faults("drop:0.1, flip:0.2") == parse_faults("drop:0.1,flip:0.2")
     assert parse_faults("") == {}
 

@@ -28,7 +28,7 @@ def trained(algorithm: Algorithm, name: str, **options: Any) -> tuple[Tensor, li
     shares = partition("dirichlet", data.y, 10, 8, seed=1)
     cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
     seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
-    return seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen]
 
 
 @pytest.mark.parametrize("name", ["svm", "mlp"])
@@ -48,7 +48,7 @@ def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypat
     for algorithm in (FedVeca(0.05), Scaffold(0.05)):
         whole, tau = trained(algorithm, name, lanes=8)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "DRAWN", drawn)
+            patch.setattr(local, "_ROWS_PER_DRAW", drawn)
             w, same = trained(algorithm, name, lanes=8)
         assert same == tau
         assert torch.equal(w, whole)
@@ -73,7 +73,7 @@ def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pix
     for rows, how in ((prepare(x, pixels), "as-is"), (x, pixels)):
         cohort = LocalCohort(algorithm, problem, rows, data.y, shares, batch=8, seed=5, probe=7, pixels=how)
         seen = list(federate(algorithm, cohort, algorithm.init(problem.init(), UNEQUAL), 3))
-        ended.append((seen[-1][0].w, [trace["tau"].tolist() for _, trace in seen]))
+        ended.append((seen[-1][0].w, [trace["tau"] for _, trace in seen]))
     (plain, tau), (w, same) = ended
     assert same == tau
     assert float((w - plain).abs().max()) < 1e-5
@@ -158,4 +158,4 @@ def test_sample_draws_each_client_as_often() -> None:
 
 def test_one_number_is_mixed_as_a_tensor_is() -> None:
     for x in (0, 1, -1, 2**40 + 7, -(2**63), 2**63 - 1):
-        assert draws._signed(draws._mix_one(x)) == int(draws._mix(torch.tensor(x)))
+        assert draws._to_signed(draws._mix_integer(x)) == int(draws._mix(torch.tensor(x)))

@@ -12,9 +12,8 @@ import torch
 
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.privacy import Privacy
+from fedveca.cohorts.privacy import Account, Privacy
 from fedveca.runs.build import build
-from fedveca.runs.epsilon import Account
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
@@ -43,7 +42,7 @@ def test_a_vector_of_another_unit_is_cut_and_noised_in_it() -> None:
     sent, _ = rule.send(0, IDS[:1], {"G": torch.tensor([[3.0]]), "dc": torch.tensor([[0.4]])}, {})
     assert sent["G"].item() == pytest.approx(0.6)
     assert sent["dc"].item() == pytest.approx(0.08)
-    out = rule.blurred(0, {"G": torch.zeros(20_000), "dc": torch.zeros(20_000)}, 1)
+    out = rule.add_noise(0, {"G": torch.zeros(20_000), "dc": torch.zeros(20_000)}, 1)
     assert float(out["dc"].std() / out["G"].std()) == pytest.approx(0.1, rel=0.05)
 
 
@@ -57,13 +56,13 @@ def test_losses_go_into_the_sum_and_only_if_wanted() -> None:
 
 def test_noise_of_the_sum_has_the_right_size_and_is_normal() -> None:
     rule = Privacy(clip=3.0, noise=0.5, bound=10.0, seed=4)
-    drawn = rule.blurred(2, {"G": torch.zeros(50_000)}, 10)["G"].double()
+    drawn = rule.add_noise(2, {"G": torch.zeros(50_000)}, 10)["G"].double()
     sd = 0.5 * 3.0 / 10
     assert float(drawn.std()) == pytest.approx(sd, rel=0.02)
     assert abs(float(drawn.mean())) < 4 * sd / math.sqrt(50_000)
     for within, share in ((1, 0.6827), (2, 0.9545), (3, 0.9973)):
         assert float((drawn.abs() < within * sd).double().mean()) == pytest.approx(share, abs=0.01)
-    loss = torch.stack([rule.blurred(k, {"loss": torch.zeros(1)}, 10)["loss"] for k in range(2000)])
+    loss = torch.stack([rule.add_noise(k, {"loss": torch.zeros(1)}, 10)["loss"] for k in range(2000)])
     assert float(loss.std()) == pytest.approx(0.5 * 5 / 10, rel=0.06)  # in [0, 10] one client is 5 from the middle
 
 
@@ -83,13 +82,13 @@ def test_numbers_are_cut_and_noised_at_each_client() -> None:
 
 def test_noise_is_a_pure_function_of_seed_and_round_unless_secret() -> None:
     def noise(seed: int, k: int) -> torch.Tensor:
-        return Privacy(1.0, 1.0, 10.0, seed).blurred(k, {"G": torch.zeros(100)}, 1)["G"]
+        return Privacy(1.0, 1.0, 10.0, seed).add_noise(k, {"G": torch.zeros(100)}, 1)["G"]
 
     assert torch.equal(noise(3, 1), noise(3, 1))
     assert not torch.equal(noise(3, 1), noise(3, 2))
     assert not torch.equal(noise(3, 1), noise(4, 1))
     assert not torch.equal(noise(-1, 1), noise(-1, 1))
-    secret = draws.normal(0, -1, 0, torch.zeros(1, dtype=torch.int64), 20_000)
+    secret = draws.draw_normal(0, -1, 0, torch.zeros(1, dtype=torch.int64), 20_000)
     assert float(secret.std()) == pytest.approx(1, rel=0.05)
 
 
@@ -185,7 +184,7 @@ def test_memory_that_is_not_finite_is_not_kept() -> None:
     local.rows.x[: int(local.start[1])] = torch.nan
     built.cohort(0, built.algorithm.order(built.state), torch.arange(10), built.state.tau)
     memory = built.cohort.memory
-    assert bool(torch.isfinite(memory.recall(torch.tensor(list(memory)), memory.blank())["c"]).all())
+    assert bool(torch.isfinite(memory.recall(torch.tensor(list(memory)))["c"]).all())
 
 
 def test_shown_on_the_screen_and_kept_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

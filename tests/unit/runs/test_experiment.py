@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
+from fedveca.algorithms.registry import methods
 from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_method
 from fedveca.runs.experiment import (
     FIELDS,
-    LARGEST_FLOAT,
-    METHODS,
     TYPES,
     Experiment,
+    choices,
     parse_settings,
     parse_toml,
     preset,
@@ -37,15 +38,16 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     m = FIELDS[key].metadata
     if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
         return st.just(fixed[key])
-    if m["of"]:
-        return st.sampled_from(m["of"])
+    if names := choices(FIELDS[key]):
+        return st.sampled_from(names)
     if m["some"]:
         return st.lists(st.sampled_from(m["some"])).map(",".join)
     if TYPES[key] is int:
-        return st.integers(m["low"], int(min(m["high"], 2**31 - 1)))
+        return st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
     if TYPES[key] is float:
-        ends = {"exclude_min": m["open"], "exclude_max": m["open"] and m["high"] < math.inf}
-        return st.floats(m["low"], min(m["high"], LARGEST_FLOAT), allow_infinity=False, **ends)
+        low, high, open_ends = m["range"]
+        ends = {"exclude_min": open_ends, "exclude_max": open_ends and high < math.inf}
+        return st.floats(low, min(high, LARGEST_FLOAT), allow_infinity=False, **ends)
     return st.text() if key == "data_dir" else NAMES
 
 
@@ -125,7 +127,7 @@ def test_words_refused(word: str, said: str) -> None:
         ("rounds", True, "rounds=True is not int; allowed: >= 1"),
         ("rounds", "3", "rounds='3' is not int; allowed: >= 1"),
         ("lr", "3", "lr='3' is not float; allowed: > 0"),
-        ("data", 3, "data=3 is not str; allowed: digits | synthetic | mnist | fashion-mnist | cifar10"),
+        ("data", 3, "data=3 is not str; allowed: cifar10 | digits | fashion-mnist | mnist | synthetic"),
         ("data_dir", "a\udcffb", "data_dir='a\\udcffb' is not UTF-8 text"),
         ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
         ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
@@ -133,7 +135,7 @@ def test_words_refused(word: str, said: str) -> None:
         (
             "data",
             "custom:a\nb",
-            "data='custom:a\\nb' holds a control character or the end of a line; allowed: digits | ",
+            "data='custom:a\\nb' holds a control character or the end of a line; allowed: cifar10 | ",
         ),
         ("method", "custom:\x1b[2J", "method='custom:\\x1b[2J' holds a control character"),
         ("partition", "custom:\u2028", "partition='custom:\\u2028' holds a control character"),
@@ -265,10 +267,35 @@ def test_fair_share_of_mnist_case_3() -> None:
     assert initial_steps(e, sizes).tolist() == [6, 6, 6, 7, 11]
 
 
+OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
+
+
 def test_methods_get_their_hyperparameters() -> None:
-    made = [make_method(Experiment(method=name, lr=0.5, mu=0.25, alpha=0.75, tau_max=9)) for name in METHODS]
-    plain = [FedVeca(0.5, 0.75, 9), FedAvg(0.5), FedProx(0.5, 0.25), FedNova(0.5), Scaffold(0.5), FedAvg(0.5)]
-    assert made == [*plain, Corrected(0.5, 0.75, 9, 0.5)]
+    e = Experiment(aggregate="median", aggregate_trim=0.375, **OFF)  # type: ignore[arg-type]
+    assert {name: make_method(dataclasses.replace(e, method=name)) for name in methods()} == {
+        "fedveca": FedVeca(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
+        "fedavg": FedAvg(lr=0.5),
+        "fedprox": FedProx(lr=0.5, mu=0.25),
+        "fednova": FedNova(lr=0.5),
+        "scaffold": Scaffold(lr=0.5),
+        "centralised": FedAvg(lr=0.5),
+        "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+    }
+    assert all(value != FIELDS[name].default for name, value in OFF.items())
+
+
+def test_without_robust_aggregation_nothing_is_distrusted() -> None:
+    made = make_method(Experiment(aggregate_trim=0.375))
+    assert made == FedVeca(lr=0.01, distrust=0.0)
+
+
+def test_settings_of_methods_are_those_that_the_methods_declare() -> None:
+    owned = {name: h for entry in methods().values() for name, h in hyperparameters(entry.algorithm).items()}
+    assert owned.keys() - {"distrust"} == OFF.keys() - {"lr"}
+    for name in owned.keys() - {"distrust"}:
+        assert (FIELDS[name].default, FIELDS[name].metadata["range"]) == (owned[name].default, owned[name].range)
+        assert FIELDS[name].metadata["text"].endswith(owned[name].text)
+    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected: ")
 
 
 def test_build_puts_the_parts_together() -> None:

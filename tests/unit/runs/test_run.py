@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cohorts import random as draws
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, spread, table
-from fedveca.runs.experiment import METHODS, TABLE_I, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import Test as Evaluate
@@ -118,7 +119,7 @@ def shares(e: Experiment) -> list[float]:
 
 
 def test_the_other_methods_record_what_they_have() -> None:
-    for name in TABLE_I[1:]:
+    for name in paper_methods()[1:]:
         done = run(replace(SMALL, method=name, rounds=2), device="cpu")
         assert [set(line) for line in done.rounds] == [EVERY_ROUND] * 2, name
 
@@ -253,7 +254,7 @@ def test_a_client_with_bad_numbers_is_left_out(bad: float, model: str, capsys: p
     assert said.count("left out, not finite: client 1, 3") == 4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", methods())
 def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path) -> None:
     e = replace(SMALL, method=method, partition="case1")
     done = run(e, tmp_path / "run", device="cpu", data=spoiled(math.nan, *range(5)))
@@ -337,7 +338,7 @@ def test_a_folder_with_a_run_is_not_written(tmp_path: Path, left: str) -> None:
 def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
     e = replace(SMALL, rounds=6, tau_0=5, seed=7)
     runs = compare(e, 2, tmp_path, device="cpu")
-    assert [(r.experiment.method, r.experiment.seed) for r in runs] == [(m, s) for s in (7, 8) for m in TABLE_I]
+    assert [(r.experiment.method, r.experiment.seed) for r in runs] == [(m, s) for s in (7, 8) for m in paper_methods()]
     sizes = build(e).shares.sizes.tolist()
     for r in runs:
         total = next(v.summary["tau_all"] for v in runs if v.experiment.seed == r.experiment.seed)
@@ -352,7 +353,7 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
 
     rows = json.loads((tmp_path / "table.json").read_text())
     assert rows == table(runs)
-    assert [row["method"] for row in rows] == list(TABLE_I)
+    assert [row["method"] for row in rows] == list(paper_methods())
     for row in rows:
         mine = [r for r in runs if r.experiment.method == row["method"]]
         assert set(row) == {"method", "seeds", "tau_all", "last", "kept"}

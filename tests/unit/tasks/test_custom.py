@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
 from fedveca.runs.build import build
-from fedveca.runs.compare import table
+from fedveca.runs.compare import make_table
 from fedveca.runs.folder import Run
+from fedveca.runs.observers import Observer
 from fedveca.views.figures.curves import curves
 from fedveca.views.terminal.screen import Screen
 
@@ -292,12 +293,13 @@ def test_a_device_of_torchs_is_taken_by_its_name() -> None:
     assert done.rounds[-1]["test_loss"] == run(E, data=D, device="cpu").rounds[-1]["test_loss"]
 
 
-def test_a_watch_cannot_change_the_record() -> None:
-    def clears(line: dict[str, Any]) -> None:
-        line["tau"].clear()
-        line.clear()
+def test_an_observer_cannot_change_the_record() -> None:
+    class Clears(Observer):
+        def round(self, record: Any) -> None:
+            record["tau"].clear()
+            record.clear()
 
-    done, quiet = run(E, data=D, watch=clears), run(E, data=D)
+    done, quiet = run(E, data=D, observers=[Clears()]), run(E, data=D)
     assert [line["tau"] for line in done.rounds] == [line["tau"] for line in quiet.rounds]
     assert done.summary["tau_all"] == quiet.summary["tau_all"] > 0
 
@@ -354,9 +356,10 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
     assert (done.experiment.loss, done.experiment.metric) == ("custom:huber", f"custom:{metric.__name__}")
     with Screen() as screen:
         screen.summary(done)
-        screen.table(table([done]), "mine")
-        screen.ended(done)
-        screen.run(done.experiment)(done.rounds[-1])
+        screen.table(make_table([done]), "mine")
+        screen.start(done.experiment, None)
+        screen.round(done.rounds[-1])
+        screen.end(done)
     assert metric.__name__ in capsys.readouterr().out
     curves([done], tmp_path / "a.svg", "mine")
     assert f"test {metric.__name__}" in (tmp_path / "a.svg").read_text()
@@ -409,7 +412,7 @@ NONSENSE = [
     ({"data": F, "loss": 3}, r"loss is int; it is a function of \(scores, y\)"),
     ({"data": F, "metric": lambda s, y: s.sum()}, "metric is called '<lambda>'"),
     ({"data": F, "metric": near, "model": nn.Linear(4, 1), "loss": lambda s, y: 1 / 0}, "loss .* cannot take"),
-    ({"data": D, "model": net(1), "loss": huber}, "metric=accuracy needs .* give a metric of your own"),
+    ({"data": D, "model": net(1), "loss": huber}, "metric=accuracy needs .* give a custom metric"),
     ({"data": D, "partition": "mine"}, "partition is str; it is a list"),
     ({"data": D, "partition": []}, "partition is list; it is a list that holds each client's rows"),
     ({"data": D, "partition": [[0], []]}, "partition leaves client 1 without a row"),
@@ -418,7 +421,7 @@ NONSENSE = [
     ({"data": D, "partition": [[0.5], [1]]}, "client 0 has torch.float64"),
     ({"data": D, "partition": broken}, "partition .custom:broken. fails: 'hospital'"),
     ({"data": D, "method": FedAvg}, r"method is the class FedAvg; give an object of it, FedAvg\(lr=...\)"),
-    ({"data": D, "method": object()}, "method is object, which lacks lr, needs_gradient, init"),
+    ({"data": D, "method": object()}, "method is object, which is not a subclass of fedveca.algorithms.Algorithm"),
 ]
 
 
@@ -436,7 +439,7 @@ def test_an_unknown_keyword_is_refused() -> None:
 
 @pytest.mark.parametrize("partition", ["case2", "case3", "dirichlet"])
 def test_rules_of_labels_refuse_numbers(partition: str) -> None:
-    with pytest.raises(ValueError, match=f"partition={partition} needs one label a row"):
+    with pytest.raises(ValueError, match=f"partition={partition} needs one label per row"):
         run(replace(E, partition=partition), data=F)
     with pytest.raises(ValueError, match="model=svm has its own loss"):
         run(replace(E, model="svm"), data=F)
@@ -487,14 +490,14 @@ def test_comparing_objects(tmp_path: Path) -> None:
     custom: Any = {"data": F, "model": net(1), "metric": worst, "partition": [range(40), range(40, 96)]}
     runs = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [len(r.rounds) for r in runs] == [3] * 10
-    rows = table(runs)
+    rows = make_table(runs)
     assert [row["method"] for row in rows][3:] == ["custom:Lazy(lr=0.05, part=0.5)", "custom:Lazy(lr=0.05, part=0.9)"]
     assert all(set(row["kept"]) == {"test_loss", "test_worst"} for row in rows)
     assert (tmp_path / "Lazy-lr=0.05-part=0.9-seed1" / "summary.json").exists()
     curves(runs, tmp_path / "c.svg", "mine")
     again = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [r.summary["seconds"] for r in again] == [r.summary["seconds"] for r in runs]  # not repeated
-    with pytest.raises(ValueError, match="workers=2: objects of your own are compared in this process"):
+    with pytest.raises(ValueError, match="workers=2: custom objects are compared in this process"):
         compare(E, 1, tmp_path / "b", methods=methods, workers=2)
     with pytest.raises(ValueError, match="methods are named twice"):
         compare(E, 1, tmp_path / "b", methods=(Lazy(0.1), Lazy(0.1)))

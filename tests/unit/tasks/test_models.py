@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveca.errors import UserError
+from fedveca.tasks.custom import import_object
+from fedveca.tasks.losses import METRICS, metric
 from fedveca.tasks.models import model
 from fedveca.tasks.problem import FEW, ModuleProblem, Problem, SquaredSvm
 
@@ -322,3 +326,56 @@ def test_what_is_no_factory_is_refused(own: str, name: str, said: str) -> None:
 def test_the_cnn_takes_images_only(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"^model=cnn needs images \[channels, height, width\]"):
         model("cnn", shape, CLASSES)
+
+
+# metrics and their direction
+
+
+def test_metrics_know_their_direction_and_unit() -> None:
+    assert {name: (m.better, m.unit) for name, m in METRICS.items()} == {  # type: ignore[attr-defined]
+        "accuracy": ("higher", "share"),
+        "absolute_error": ("lower", ""),
+    }
+
+
+def test_a_problem_carries_the_direction_of_its_metric() -> None:
+    @metric(better="lower")
+    def miss(scores: Tensor, y: Tensor) -> Tensor:
+        return (scores.argmax(-1) != y).float()
+
+    def silent(scores: Tensor, y: Tensor) -> Tensor:
+        return miss(scores, y)
+
+    made = {name: model("mlp", (4,), 2, metric=m) for name, m in (("auto", "auto"), ("miss", miss), ("silent", silent))}
+    found = {name: (problem.measure, problem.better) for name, problem in made.items()}
+    assert found == {"auto": ("accuracy", "higher"), "miss": ("miss", "lower"), "silent": ("silent", None)}
+    assert made["miss"].fork().better == "lower"
+    assert model("mlp", (4,), 0, sample=(torch.rand(8, 4), torch.rand(8))).better == "lower"
+    assert model("svm", (4,), 10).better == "higher"
+
+
+def test_a_direction_is_one_of_two() -> None:
+    with pytest.raises(UserError, match=r"^metric: better='up' is not known; allowed: higher \| lower$"):
+        metric(better="up")  # type: ignore[arg-type]
+
+    def wrong(scores: Tensor, y: Tensor) -> Tensor:
+        return scores[:, 0]
+
+    wrong.better = "up"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"^metric \(wrong\): better='up' is not known; allowed: higher \| lower$"):
+        model("mlp", (4,), 2, metric=wrong)
+
+
+# package.module:name
+
+
+def test_an_object_is_imported_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_objects.py").write_text("thing = [1]\n")
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    assert import_object("my_objects:thing", "rows") == [1]
+    for name in ("my_objects:other", "no_such_module:thing", ":thing", "my_objects"):
+        with pytest.raises(UserError, match=f"^rows={name} cannot be imported: "):
+            import_object(name, "rows")
+    assert sys.path == path
+    sys.modules.pop("my_objects")

@@ -196,6 +196,11 @@ class Half:
     lr = 0.1
 
 
+class Unchecked(FedAvg):
+    def __post_init__(self) -> None:
+        pass
+
+
 WRONG = [
     (StepsInPlace(0.1), "mutates its input: step"),
     (ScalesTheReport(0.1), "mutates its input: update"),
@@ -224,8 +229,8 @@ WRONG = [
     (SendsAnother(0.1), "does not send state.w"),
     (GrowingState(0.1), "state field c turns from"),
     (StandsStill(0.1), "does not move the model"),
-    (FedAvg(-0.1), "has lr=-0.1"),
-    (Half(), "lacks needs_gradient, init, order"),
+    (Unchecked(-0.1), "has lr=-0.1"),
+    (Half(), "is not a subclass of fedveca.algorithms.Algorithm"),
     (FedAvg, "is a class"),
 ]
 
@@ -240,15 +245,22 @@ def test_a_fault_is_caught_by_name(algorithm: Any, fault: str) -> None:
 
 def test_hyperparameters_that_can_change_are_a_fault() -> None:
     @dataclass
-    class Loose:
+    class Loose(Algorithm):
         lr: float = 0.1
-        needs_gradient = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(FedAvg(self.lr), name)
+        update, finish = FedAvg.update, FedAvg.finish
 
     with pytest.raises(AssertionError, match="is not a frozen dataclass"):
-        check_algorithm(Loose())  # type: ignore[arg-type]
+        check_algorithm(Loose())
+
+
+def test_a_method_without_update_or_finish_cannot_be_made() -> None:
+    @dataclass(frozen=True)
+    class Halfway(Algorithm):
+        lr: float
+        finish = FedAvg.finish
+
+    with pytest.raises(TypeError, match=r"abstract method '?update"):
+        Halfway(0.1)  # type: ignore[abstract]
 
 
 def test_the_check_leaves_the_method_as_it_was() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
 from fedveca.cli.arguments import parse_experiment
 from fedveca.runs.compare import compare
-from fedveca.runs.experiment import METHODS, TABLE_I, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.views.paths import find_runs
@@ -87,9 +88,9 @@ def experiments_in(folder: Path) -> dict[str, Experiment]:
 @pytest.mark.parametrize(
     ("methods", "settings", "words"),
     [
-        (TABLE_I, {"seed": 3}, "digits-case3 model=svm rounds=2 batch=16 lr=0.01 seed=3 --seeds 2"),
+        (paper_methods(), {"seed": 3}, "digits-case3 model=svm rounds=2 batch=16 lr=0.01 seed=3 --seeds 2"),
         (("fedveca", "fedprox", "scaffold"), {}, "--methods fedveca,fedprox,scaffold --seeds 2"),
-        (METHODS, {}, f"--methods {','.join(METHODS)} --seeds 2"),
+        (tuple(methods()), {}, f"--methods {','.join(methods())} --seeds 2"),
         (("corrected", "fedavg", "fedveca"), {"rounds": 4}, "--methods corrected,fedveca,fedavg --seeds 2"),
         (("fedavg", "fednova", "fedveca"), {"tau_all": 40}, "tau_all=40 --methods fedavg,fednova,fedveca --seeds 2"),
     ],

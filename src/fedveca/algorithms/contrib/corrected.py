@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.algorithms.control import TAU_MIN, control
-from fedveca.algorithms.fedveca import norm, smoothness
+from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, TAU_MIN, control
+from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
+from fedveca.algorithms.hyper import hyper
+from fedveca.algorithms.registry import method
 
 
 class CorrectedState(NamedTuple):
@@ -29,26 +31,23 @@ class CorrectedState(NamedTuple):
     log_A: Tensor  # [N] float64: log A_i averaged over rounds, nan while unknown
 
 
-class Walk(NamedTuple):
-    g0: Tensor  # [P] grad F_i(w_k)
+class CorrectedWalk(NamedTuple):
     turn: Tensor  # [P] c - c_i
-    lam: Tensor  # [1] lambda, the step about to be taken
-    far: Tensor  # [1] |w_k - w_lambda|
-    beta: Tensor  # [1] the largest so far
-    spread: Tensor  # [1] delta's numerator over (lambda + 1), the largest so far
+    walk: Walk
 
 
+@method("corrected", title="FedVeca corrected", colour="#E69F00", adaptive=True)
 @dataclass(frozen=True)
-class Corrected(Algorithm):
+class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
     """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used for steps."""
 
     lr: float
-    alpha: float = 0.95
-    tau_max: int = 50
-    smooth: float = 0.5  # of the former log A in the new one
-    distrust: float = 0.0  # as FedVeca's
+    alpha: float = ALPHA()
+    tau_max: int = TAU_MAX()
+    smooth: float = hyper(0.5, "share of the former rounds in A", low=0, high=0.99)
+    distrust: float = DISTRUST()
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
-    probe_steps: float = 2.0  # of the server along grad F(w_k), which it has
+    probe_steps: float = hyper(2.0, "the server's steps along grad F(w_k) per round", low=0, high=100)
     needs_gradient: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
@@ -70,7 +69,7 @@ class Corrected(Algorithm):
         tau, log_A, seen = state.tau, state.log_A, Named()
         if state.k > 0:
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
-            delta = spread / state.grad_last.norm().double().cpu() ** 2
+            delta = estimate_delta(spread, state.grad_last)
             log_A = log_A.clone()
             log_A[ids] = averaged(log_A[ids], torch.log(self.lr * beta**2 * delta), self.smooth)
             A = torch.exp(log_A[ids])
@@ -79,29 +78,24 @@ class Corrected(Algorithm):
             tau = tau.clone()
             tau[ids] = steps.round().clamp(TAU_MIN, max(self.tau_max, TAU_MIN)).long()
             seen = {"beta": beta, "delta": delta, "A": A, "L": state.L, "premise": self.lr * tau_k * state.L}
-        L = smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
+        L = estimate_smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return CorrectedState(w, tau, state.k + 1, state.w, grad, L, c, share, log_A), seen
 
     def memory(self, w: Tensor) -> Named:
         return {"c": torch.full_like(w, torch.nan)}  # not known yet
 
-    def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
-        zero = torch.zeros_like(g0[..., :1])
+    def start(self, order: Order, memory: Named, g0: Tensor) -> CorrectedWalk:
         c = order.aux["c"]
         turn = torch.where(torch.isnan(memory["c"]), 0.0, c - memory["c"])  # a new client starts at c_i = c
-        return Walk(g0, turn, zero, zero, zero, zero)
+        return CorrectedWalk(turn, start_walk(g0))
 
-    def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
-        beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15: the correction cancels
+    def step(self, order: Order, s: CorrectedWalk, w: Tensor, g: Tensor) -> tuple[Tensor, CorrectedWalk]:
         w = torch.sub(w, g + s.turn, alpha=self.lr)
-        far = norm(order.w - w)
-        spread = torch.where(s.lam > 0, (far / self.lr) ** 2 / (s.lam + 1), 0.0)  # A2.17, of corrected gradients
-        best = torch.maximum(s.beta, beta), torch.maximum(s.spread, spread)
-        return w, Walk(s.g0, s.turn, s.lam + 1, far, *best)
+        return w, s._replace(walk=extend_walk(s.walk, g, order.w - w, self.lr))  # from beta the correction cancels
 
-    def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)
-        return {"G": G, "grad": s.g0}, {"beta": s.beta, "spread": s.spread}, {"c": G - s.turn}
+        return {"G": G, "grad": s.walk.g0}, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": G - s.turn}
 
 
 def averaged(old: Tensor, new: Tensor, smooth: float) -> Tensor:

@@ -1,20 +1,18 @@
-"""Vectors as they travel. NumPy only: it is shared with processes that must start fast."""
+"""Vectors as they travel. NumPy only: processes that must start fast import this file."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[np.generic]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
 
 
-def narrow(v: NDArray[Any], wire: str) -> NDArray[Any]:
+def narrow(v: NDArray[np.generic], wire: str) -> NDArray[np.generic]:
     """A float32 vector as it travels; bfloat16, which NumPy does not know, as the upper half of its bits."""
     if wire != "bfloat16":
         return v.astype(DTYPES[wire])
@@ -22,8 +20,8 @@ def narrow(v: NDArray[Any], wire: str) -> NDArray[Any]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(DTYPES[wire])  # to nearest, ties to even
 
 
-def wide(v: NDArray[Any], wire: str) -> NDArray[Any]:
-    """float32 again."""
+def widen(v: NDArray[np.generic], wire: str) -> NDArray[np.generic]:
+    """A vector that travelled, as float32 again."""
     if wire != "bfloat16":
         return v.astype(np.float32)
     return (v.astype(np.uint32) << 16).view(np.float32)

@@ -1,6 +1,6 @@
-"""On a CUDA device a client's step is bound by the launching of its kernels: here it is captured once, as a graph.
+"""On a CUDA device the launching of kernels bounds a client's step: here the step is captured once, as a graph.
 
-A lane is one stream with its own graph. Clients are dealt over the lanes and run side by side, each step one
+A lane is one stream with its own graph. Clients are distributed over the lanes and run side by side, each step one
 launch; the host never waits inside a round.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +16,20 @@ from torch.utils._pytree import tree_flatten, tree_map
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.tasks.problem import Problem
 
-Batch = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
+PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
 
 
 class Lanes:
-    """Streams over which clients are dealt."""
+    """Streams over which clients are distributed."""
 
-    def __init__(self, size: int, algorithm: Algorithm, problem: Problem, batch: Batch) -> None:
-        self.size, self.algorithm, self.problem, self.batch = size, algorithm, problem, batch
+    def __init__(self, size: int, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
+        self.size, self.algorithm, self.problem, self.pick = size, algorithm, problem, pick
         self._lanes: list[Lane] = []
 
-    def walk(self, order: Order, s: Any, index: Tensor, tau: list[int]) -> tuple[Tensor, Any]:
+    def take_local_steps(self, order: Order, s: object, index: Tensor, tau: list[int]) -> tuple[Tensor, object]:
         """w [n, P] and s after each client's tau steps from order.w, on the rows index [n, tau, B]."""
         while len(self._lanes) < min(self.size, len(tau)):
-            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.batch))
+            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
         main = torch.cuda.current_stream()
         for lane in self._lanes:
             lane.stream.wait_stream(main)
@@ -38,22 +37,22 @@ class Lanes:
         for i, steps in enumerate(tau):
             lane = self._lanes[i % len(self._lanes)]
             with torch.cuda.stream(lane.stream):
-                out.append(lane.walk(order, tree_map(lambda v, i=i: v[i : i + 1], s), index[i, :steps]))
+                out.append(lane.take_local_steps(order, tree_map(lambda v, i=i: v[i : i + 1], s), index[i, :steps]))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
-        both: tuple[Tensor, Any] = tree_map(lambda *parts: torch.cat(parts), *out)
+        both: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), *out)
         return both
 
 
 class Lane:
     """One client's local steps, replayed on a stream of their own."""
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, batch: Batch) -> None:
-        self.algorithm, self.problem, self.batch = algorithm, problem, batch
+    def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
+        self.algorithm, self.problem, self.pick = algorithm, problem, pick
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def walk(self, order: Order, s: Any, index: Tensor) -> tuple[Tensor, Any]:
+    def take_local_steps(self, order: Order, s: object, index: Tensor) -> tuple[Tensor, object]:
         """w [1, P] and s after len(index) steps from order.w, on the rows index [tau, B]."""
         if self.graph is None or len(index) > len(self.index):
             self._capture(order, s, index)
@@ -66,11 +65,11 @@ class Lane:
             self.graph.replay()
         return self.w.clone(), tree_map(torch.clone, self.s)
 
-    def _capture(self, order: Order, s: Any, index: Tensor) -> None:
+    def _capture(self, order: Order, s: object, index: Tensor) -> None:
         self.order, self.s = tree_map(torch.clone, (order, s))
         self.w = order.w.clone()[None]
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
-        room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured anew
+        room = -(-(len(index) + 3) // 64) * 64  # steps that fit before the graph is captured again
         self.index = index[:1].repeat(room, 1)
         for _ in range(3):  # libraries choose their kernels before the capture
             self._step()
@@ -81,7 +80,7 @@ class Lane:
         self.graph = graph
 
     def _step(self) -> None:
-        x, y = self.batch(self.index.index_select(0, self.at))
+        x, y = self.pick(self.index.index_select(0, self.at))
         w, s = self.algorithm.step(self.order, self.s, self.w, self.problem.slope(self.w, x, y))
         self.w.copy_(w)
         _copy(self.s, s)
@@ -89,7 +88,7 @@ class Lane:
 
 
 @contextmanager
-def tensor_cores(device: torch.device) -> Iterator[None]:
+def use_tensor_cores(device: torch.device) -> Iterator[None]:
     """On CUDA, products of float32 matrices in TF32 while it lasts, as cuDNN's convolutions are by default."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
@@ -99,7 +98,7 @@ def tensor_cores(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _copy(into: Any, source: Any) -> None:
+def _copy(into: object, source: object) -> None:
     for a, b in zip(tree_flatten(into)[0], tree_flatten(source)[0], strict=True):
         if a.data_ptr() != b.data_ptr():
             a.copy_(b)

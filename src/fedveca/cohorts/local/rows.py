@@ -12,38 +12,38 @@ from torch import Tensor
 from fedveca.tasks.datasets.dataset import UNIT, moments
 
 
-class Rows:
-    """As compact as they came, made ready for the model as they are picked: bytes are quicker to fetch than floats."""
+class ClientRows:
+    """Stored as compactly as they came, prepared for the model when picked: bytes are quicker to fetch than floats."""
 
     def __init__(self, x: Tensor, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
-        self.x, self.y = _laid(x, order).to(device), y[order].to(device)
+        self.x, self.y = _reorder(x, order).to(device), y[order].to(device)
         self.numel = self.x[0].numel()  # of one row
-        self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model is given
+        self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model takes
         self.unit = UNIT if pixels == "unit" else 1.0  # what a number of a row is multiplied by
-        self._moments = None  # what to take from each row, and what to multiply it by then
-        self._own = threading.local()
+        self._moments = None  # what to subtract from each row, and what to multiply it by then
+        self._buffers = threading.local()
         if pixels == "standardised":
             parts = [moments(part) for part in torch.split(self.x, 8192)]
             self._moments = torch.cat([shift for shift, _ in parts]), torch.cat([scale for _, scale in parts])
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [n, B, ...] as float32 (tokens int64) and labels [n, B, ...]."""
-        x, y = self._ready(lambda v: v.index_select(0, index.flatten()))
+        x, y = self._prepare(lambda v: v.index_select(0, index.flatten()))
         return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def read(self, at: int, stop: int) -> tuple[Tensor, Tensor]:
         """Rows that lie side by side."""
-        return self._ready(lambda v: v[at:stop])
+        return self._prepare(lambda v: v[at:stop])
 
     def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows [n, B] of each step of index [steps, n, B], on the CPU, yet to be multiplied by `unit`.
 
-        Picked one step at a time into the same place, good until the next are asked for: so they are still in the
-        cache when the step reads them.
+        Picked one step at a time into the same buffer, valid until the next step's: so they are still in the cache
+        when the step reads them.
         """
         at, form = index.flatten(1), index.shape[1:]
         labels = self.y.index_select(0, at.flatten()).view(*index.shape, *self.y.shape[1:])
-        raw, ready = self._room(at.shape[1])
+        raw, ready = self._get_buffers(at.shape[1])
         x = ready.view(*form, *ready.shape[1:])
         for rows, y in zip(at, labels, strict=True):
             torch.index_select(self.x, 0, rows, out=raw)
@@ -54,17 +54,17 @@ class Rows:
                 ready.sub_(shift.index_select(0, rows)).mul_(scale.index_select(0, rows))
             yield x, y
 
-    def _room(self, rows: int) -> tuple[Tensor, Tensor]:
-        """This thread's place for rows as they lie and as the model is given them, one where these are of one kind.
+    def _get_buffers(self, rows: int) -> tuple[Tensor, Tensor]:
+        """This thread's buffers for rows as they are stored and as the model takes them; one if these have one dtype.
 
-        Fresh memory would cost more than what is laid there.
+        New memory would cost more than what is written to it.
         """
-        if len(getattr(self._own, "raw", ())) < rows:
-            self._own.raw = self.x.new_empty(rows, *self.x.shape[1:])
-            self._own.ready = self._own.raw.to(self.kind)
-        return self._own.raw[:rows], self._own.ready[:rows]
+        if len(getattr(self._buffers, "raw", ())) < rows:
+            self._buffers.raw = self.x.new_empty(rows, *self.x.shape[1:])
+            self._buffers.ready = self._buffers.raw.to(self.kind)
+        return self._buffers.raw[:rows], self._buffers.ready[:rows]
 
-    def _ready(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _prepare(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
@@ -73,7 +73,7 @@ class Rows:
         return x.to(self.kind), pick(self.y)
 
 
-def _laid(x: Tensor, order: Tensor) -> Tensor:
-    """Rows in `order`; NumPy asks large pages for them: rows picked at random miss fewer."""
+def _reorder(x: Tensor, order: Tensor) -> Tensor:
+    """Rows in `order`, in memory that NumPy allocates in large pages: rows picked at random miss fewer pages."""
     out = torch.from_numpy(np.empty((len(order), *x.shape[1:]), x.numpy().dtype))
     return torch.index_select(x, 0, order, out=out)

@@ -1,4 +1,4 @@
-"""Threads that share out work, each with one arithmetic thread.
+"""Threads that share the work, each with one arithmetic thread.
 
 PyTorch's own threads meet at a barrier in every operation: for small operations that costs more than it
 gains, and where another program holds a core, many times more.
@@ -14,17 +14,17 @@ from typing import TypeVar
 
 import torch
 
-A = TypeVar("A")
-B = TypeVar("B")
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class ThreadPool:
-    """`size` workers; a team of one is the caller itself."""
+    """`size` threads; a pool of one is the caller's own thread."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size or torch.get_num_threads()
 
-    def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
+    def map(self, work: Callable[[_A], _B], items: Sequence[_A]) -> Iterator[_B]:
         """The results in the order of the items."""
         with use_one_thread():
             yield from (map if min(self.size, len(items)) == 1 else self._pool.map)(work, items)
@@ -36,7 +36,7 @@ class ThreadPool:
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """One arithmetic thread while it lasts."""
+    """One arithmetic thread inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

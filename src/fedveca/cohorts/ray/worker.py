@@ -1,11 +1,11 @@
-"""A share of the clients in a process of its custom: the local cohort, and what it says in arrays that travel."""
+"""A share of the clients in a process of its own: the local cohort, whose reports travel as arrays."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -13,41 +13,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.cohorts.contract import CohortOptions
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
 
-Array = NDArray[Any]
-Arrays = dict[str, Array]
+NumpyArray = NDArray[np.number]
+NamedArrays = dict[str, NumpyArray]
 
 
-class Sum(NamedTuple):
-    """The weighted mean over some clients, [P] each, and the rows that they own together."""
+class PartialMean(NamedTuple):
+    """The weighted mean over some clients, [P] each, and the sum of their weights."""
 
-    mean: Arrays
+    mean: NamedArrays
     mass: float
 
 
-def added(a: Sum, b: Sum) -> Sum:
+class TurnAnswer(NamedTuple):
+    """What the clients of a worker report one by one."""
+
+    who: NumpyArray  # [n]
+    each: NamedArrays  # [n] each
+    norms: NamedArrays  # of Norms
+
+
+class WorkerInfo(TypedDict):
+    """What a worker says of itself."""
+
+    pid: int
+    fedveca: str  # its version
+    device: str
+
+
+def merge_means(a: PartialMean, b: PartialMean) -> PartialMean:
     """The mean over both."""
     if not (a.mass and b.mass):
         return a if a.mass else b
     mass = a.mass + b.mass
     left, right = np.float32(a.mass / mass), np.float32(b.mass / mass)
-    return Sum({name: v * left + b.mean[name] * right for name, v in a.mean.items()}, mass)
+    return PartialMean({name: v * left + b.mean[name] * right for name, v in a.mean.items()}, mass)
 
 
-def packed(named: dict[str, Tensor]) -> Arrays:
+def to_arrays(named: dict[str, Tensor]) -> NamedArrays:
     return {name: v.detach().cpu().numpy() for name, v in named.items()}
 
 
-def unpacked(arrays: Arrays, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def to_tensors(arrays: NamedArrays, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     return {name: torch.tensor(v, device=device) for name, v in arrays.items()}  # what travelled is read-only
 
 
-def dealt(sizes: Tensor, workers: int) -> Tensor:
-    """[N] the worker of each client: largest first, to and fro, so that all own about as many rows."""
+def assign_clients(sizes: Tensor, workers: int) -> Tensor:
+    """[N] the worker of each client: largest first, back and forth, so that all own about as many rows."""
     at = torch.arange(len(sizes)) % (2 * workers)
     owner = torch.empty_like(sizes)
     owner[sizes.argsort(descending=True, stable=True)] = torch.minimum(at, 2 * workers - 1 - at)
@@ -61,15 +78,15 @@ class Worker:
         self,
         algorithm: Algorithm,
         problem: Callable[[], Problem],
-        x: Array,
-        y: Array,
-        start: Array,
+        x: NumpyArray,
+        y: NumpyArray,
+        start: NumpyArray,
         device: str,
         path: str,
-        options: dict[str, Any],
+        options: CohortOptions,
     ) -> None:
         torch.set_num_threads(1)
-        sys.path.append(path)  # where a user's own model lies
+        sys.path.append(path)  # where a custom model lies
         rows = torch.arange(len(y))
         self.local = LocalCohort(
             algorithm,
@@ -81,31 +98,33 @@ class Worker:
             threads=0 if device == "cuda" else 1,
             **options,
         )
-        self.turn, self.answer = -1, (Sum({}, 0.0), np.empty(0), Arrays(), Arrays())
+        self.turn, self.answer = -1, (PartialMean({}, 0.0), TurnAnswer(np.empty(0), {}, {}))
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> WorkerInfo:
         return {"pid": os.getpid(), "fedveca": __version__, "device": str(self.local.device)}
 
-    def ask(self, turn: int, k: int, order: tuple[Array, Arrays], ids: Array, tau: Array) -> tuple[Sum, Any]:
-        """The sum over those who answered; who, their numbers, and norms. Asked the same turn again, it repeats it."""
+    def run_turn(
+        self, turn: int, k: int, order: tuple[NumpyArray, NamedArrays], ids: NumpyArray, tau: NumpyArray
+    ) -> tuple[PartialMean, TurnAnswer]:
+        """The mean over those who answered, and their numbers. Asked for the same turn again, it repeats the answer."""
         if turn != self.turn:
             w, aux = order
-            told = Order(torch.tensor(w, device=self.local.device), unpacked(aux, self.local.device))
-            who, report = self.local(k, told, torch.tensor(ids), torch.tensor(tau))
-            total = Sum(packed(report.mean), float(self.local.weights[who].sum()))
-            norms = packed(report.norms._asdict()) if report.norms else Arrays()
-            self.turn, self.answer = turn, (total, who.numpy(), packed(report.each), norms)
-        return self.answer[0], self.answer[1:]
+            received = Order(torch.tensor(w, device=self.local.device), to_tensors(aux, self.local.device))
+            who, report = self.local(k, received, torch.tensor(ids), torch.tensor(tau))
+            total = PartialMean(to_arrays(report.mean), float(self.local.weights[who].sum()))
+            norms = to_arrays(report.norms._asdict()) if report.norms else {}
+            self.turn, self.answer = turn, (total, TurnAnswer(who.numpy(), to_arrays(report.each), norms))
+        return self.answer
 
-    def add(self, a: Sum, b: Sum) -> Sum:
-        return added(a, b)
+    def merge(self, a: PartialMean, b: PartialMean) -> PartialMean:
+        return merge_means(a, b)
 
-    def recall(self, ids: Array) -> tuple[Array, Arrays]:
+    def recall(self, ids: NumpyArray) -> tuple[NumpyArray, NamedArrays]:
         """Those of the clients that remember something, and what."""
         memory = self.local.memory
-        asked = torch.tensor(ids)
-        seen = asked[memory.seen(asked)]
-        return seen.numpy(), packed(memory.recall(seen, memory.blank()))
+        clients = torch.tensor(ids)
+        known = clients[memory.has_row(clients)]
+        return known.numpy(), to_arrays(memory.recall(known))
 
-    def remember(self, ids: Array, rows: Arrays) -> None:
-        self.local.memory.remember(torch.tensor(ids), unpacked(rows, self.local.device))
+    def remember(self, ids: NumpyArray, rows: NamedArrays) -> None:
+        self.local.memory.remember(torch.tensor(ids), to_tensors(rows, self.local.device))

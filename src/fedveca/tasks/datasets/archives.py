@@ -35,7 +35,7 @@ BROKEN = (  # what the standard library says of archives that are none; MemoryEr
 )
 
 
-def bounded(stream: Readable, limit: int, where: object) -> bytes:
+def read_bounded(stream: Readable, limit: int, where: object) -> bytes:
     """All that a stream holds, which may not be more than `limit` bytes."""
     data = stream.read(limit + 1)
     if len(data) > limit:
@@ -43,10 +43,10 @@ def bounded(stream: Readable, limit: int, where: object) -> bytes:
     return data
 
 
-def gunzip(data: BinaryIO, limit: int, where: object) -> bytes:
+def read_gzip(data: BinaryIO, limit: int, where: object) -> bytes:
     """The content of a gzip stream of at most `limit` bytes."""
     try:
-        return bounded(gzip.GzipFile(fileobj=data), limit, where)
+        return read_bounded(gzip.GzipFile(fileobj=data), limit, where)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{where}: broken gzip file ({error})") from None
 
@@ -65,7 +65,7 @@ class _Capped:
         return data
 
 
-def members(tar: Readable, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
+def read_members(tar: Readable, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
     """The regular members of a tar stream with exactly these names, each at most as large as said."""
     found: dict[str, bytes] = {}
     try:
@@ -82,17 +82,17 @@ def members(tar: Readable, sizes: Mapping[str, int], where: object) -> dict[str,
     except DataError:
         raise
     except BROKEN as error:
-        raise DataError(f"{where}: broken archive ({why(error)})") from None
+        raise DataError(f"{where}: broken archive ({quote_error(error)})") from None
     raise DataError(f"{where}: lacks {', '.join(sorted(sizes.keys() - found.keys()))}")
 
 
-def tgz(stream: BinaryIO, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
+def read_tgz(stream: BinaryIO, sizes: Mapping[str, int], where: object) -> dict[str, bytes]:
     """`members` of a gzipped tar, by bare file name."""
-    found = members(gzip.GzipFile(fileobj=stream), sizes, where)
+    found = read_members(gzip.GzipFile(fileobj=stream), sizes, where)
     return {name.rpartition("/")[2]: data for name, data in found.items()}
 
 
-def why(error: BaseException) -> str:
+def quote_error(error: BaseException) -> str:
     """A library's words, as part of one sentence."""
     said = " ".join(str(error).split())[:200] or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)

@@ -1,26 +1,19 @@
-"""The data sets: digits (inside scikit-learn), synthetic, MNIST, Fashion-MNIST, CIFAR-10."""
+"""What a data set is, and the registry of those that can be named: one file of this package each."""
 
-import difflib
-import importlib
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedveca.tasks.datasets import download as fetch
-from fedveca.tasks.datasets import readers
+from fedveca.errors import suggest
 from fedveca.tasks.datasets.archives import DataError
 
-__all__ = ["NAMES", "DataError", "Dataset", "load", "prepare"]
-
-NAMES = ("digits", "synthetic", "mnist", "fashion-mnist", "cifar10")
-QMNIST = readers.FILES["qmnist"][0].name
 UNIT = 1 / 255  # of pixels
-FEATURES, CLASSES = 60, 10
-CHUNK, BLOCK = 2048, 8  # synthetic: clients drawn at a time, and rows of a client in one product
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,35 @@ class Dataset:
     classes: int  # 0 where y are numbers
     pixels: str  # "as-is" | "unit" | "standardised": see `prepare`
     writer: Tensor | None  # [D] int64: who wrote each training row, where known
+
+
+class Request(NamedTuple):
+    """What a loader may need to know."""
+
+    data_dir: str = ""  # folder that may hold the files
+    clients: int = 5
+    heterogeneity: float = 1.0
+    seed: int = 0
+
+
+class DatasetEntry(NamedTuple):
+    """A data set that can be named."""
+
+    load: Callable[[Request], Dataset]
+    text: str
+
+
+DATASETS: dict[str, DatasetEntry] = {}
+
+
+def dataset(name: str, text: str) -> Callable[[Callable[[Request], Dataset]], Callable[[Request], Dataset]]:
+    """Registers the function below it as the loader of the data set `name`."""
+
+    def register(load: Callable[[Request], Dataset]) -> Callable[[Request], Dataset]:
+        DATASETS[name] = DatasetEntry(load, text)
+        return load
+
+    return register
 
 
 def prepare(x: Tensor, pixels: str) -> Tensor:
@@ -62,91 +84,22 @@ def load(
     clients: int = 5,
     heterogeneity: float = 1.0,
     seed: int = 0,
-    say: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """One of NAMES; `clients`, `heterogeneity` and `seed` are synthetic's, `data_dir` and `say` for files."""
-    if name == "digits":
-        return _digits()
-    if name == "synthetic":
-        return _synthetic(clients, heterogeneity, seed)
-    if name == "cifar10":
-        return _cifar10(fetch.read(name, data_dir, say)[1])
-    if name in ("mnist", "fashion-mnist"):
-        writers = fetch.local("qmnist", data_dir) if name == "mnist" else None
-        return _idx(name, fetch.read(name, data_dir, say)[1], writers and writers[1])
-    near = difflib.get_close_matches(name, NAMES, 1, 0.0)[0]
-    raise DataError(f"there is no data set {name!r}; did you mean {near!r}? All: {', '.join(NAMES)}")
+    """Loads a data set by its name.
 
+    Args:
+        name: One of DATASETS.
+        data_dir: Folder that may hold its files; else FEDVECA_DATA, the cache and the mirrors are tried.
+        clients: Number of clients, for synthetic.
+        heterogeneity: How much the clients differ, for synthetic.
+        seed: Of the draw, for synthetic.
 
-def _digits() -> Dataset:
-    """1,797 images of 8 x 8 with values k/16; every fifth row is a test row."""
-    bunch = importlib.import_module("sklearn.datasets").load_digits()
-    x = torch.tensor(bunch.images / 16, dtype=torch.float32)[:, None]
-    y = torch.tensor(bunch.target, dtype=torch.int64)
-    test = torch.arange(len(y)) % 5 == 4
-    return Dataset("digits", x[~test], y[~test], x[test], y[test], 10, "as-is", None)
+    Returns:
+        The training and test rows.
 
-
-def _idx(name: str, files: dict[str, bytes], qmnist: dict[str, bytes] | None) -> Dataset:
-    """MNIST or what has its form; the writers of its training rows are column 2 of QMNIST's labels."""
-    x, y, x_test, y_test = (torch.from_numpy(readers.idx(files[file], file)) for file in readers.IDX_SIZES)
-    writer = None
-    if qmnist is not None:
-        people = readers.idx(qmnist[QMNIST], QMNIST)[:, 2]
-        writer = torch.from_numpy(np.unique(people, return_inverse=True)[1])
-    return Dataset(name, x[:, None], y.long(), x_test[:, None], y_test.long(), 10, "unit", writer)
-
-
-def _cifar10(files: dict[str, bytes]) -> Dataset:
-    batches = [readers.cifar(files[f"{batch}.bin"], batch) for batch in readers.CIFAR_BATCHES]
-    images, labels = zip(*batches, strict=True)
-    x, y = torch.from_numpy(np.concatenate(images[:-1])), torch.from_numpy(np.concatenate(labels[:-1]))
-    x_test, y_test = torch.from_numpy(images[-1].copy()), torch.from_numpy(labels[-1].copy())
-    return Dataset("cifar10", x, y.long(), x_test, y_test.long(), 10, "standardised", None)
-
-
-def _synthetic(clients: int, heterogeneity: float, seed: int) -> Dataset:
-    """FedProx's Synthetic(h, h) for h >= 1, mixed with its one shared model below: at h = 0 clients are IID.
-
-    y = argmax(W_i x + b_i), x ~ N(v_i, diag(j^-1.2)), v_i ~ N(B_i, s), B_i ~ N(0, h^2), and (W_i, b_i) is
-    sqrt(1 - s) of a shared and sqrt(s) of an own standard normal draw, s = min(h, 1). The paper's u_i, which
-    moves all logits of a client alike and so no label, is left out.
+    Raises:
+        DataError: Where the name is not known, or the files cannot be found.
     """
-    if clients < 1:
-        raise DataError(f"synthetic needs at least 1 client, not {clients}")
-    if not 0 <= heterogeneity < math.inf:
-        raise DataError(f"heterogeneity is a finite number from 0 up, not {heterogeneity}")
-    rng = torch.Generator().manual_seed(seed)
-    share = min(heterogeneity, 1.0)
-    sizes = _sizes(clients, rng)
-    common = torch.randn(FEATURES + 1, CLASSES, generator=rng)
-    spread = torch.arange(1, FEATURES + 1).pow(-0.6)  # sd: variances j^-1.2
-    rows, tests = int(sizes.sum()), int((sizes // 5).sum())
-    x, x_test = torch.empty(rows, FEATURES), torch.empty(tests, FEATURES)  # filled as drawn: nothing lies twice
-    y, y_test = torch.empty(rows, dtype=torch.int64), torch.empty(tests, dtype=torch.int64)
-    at = at_test = 0
-    for n in torch.split(sizes, CHUNK):
-        model = torch.randn(len(n), FEATURES + 1, CLASSES, generator=rng)
-        model.mul_(math.sqrt(share)).add_(math.sqrt(1 - share) * common)
-        centre = math.sqrt(share) * torch.randn(len(n), FEATURES, generator=rng)
-        centre = centre + heterogeneity * torch.randn(len(n), 1, generator=rng)
-        blocks = (n + n // 5 + BLOCK - 1) // BLOCK
-        who = torch.arange(len(n)).repeat_interleave(blocks)
-        drawn = torch.randn(len(who), BLOCK, FEATURES, generator=rng).mul_(spread).add_(centre[who, None])
-        label = torch.baddbmm(model[who, -1:], drawn, model[who, :-1]).argmax(2)
-        first = (torch.arange(len(who)) - (blocks.cumsum(0) - blocks)[who]) * BLOCK
-        row, last = first[:, None] + torch.arange(BLOCK), n[who, None]  # of its client, [blocks, BLOCK]
-        train, test = row < last, (row >= last) & (row < last + last // 5)
-        stop, stop_test = at + int(n.sum()), at_test + int((n // 5).sum())
-        x[at:stop], y[at:stop] = drawn[train], label[train]
-        x_test[at_test:stop_test], y_test[at_test:stop_test] = drawn[test], label[test]
-        at, at_test = stop, stop_test
-    writer = torch.arange(clients).repeat_interleave(sizes)
-    return Dataset("synthetic", x, y, x_test, y_test, CLASSES, "as-is", writer)
-
-
-def _sizes(clients: int, rng: torch.Generator) -> Tensor:
-    """Training rows of each client: about 100 on average, down to 20 where clients are many; skewed, [N]."""
-    mean = min(100.0, max(20.0, 100_000 / clients))
-    tail = torch.exp(torch.randn(clients, generator=rng) - 0.5)  # lognormal, mean 1
-    return (mean * (0.5 + 0.5 * tail).clamp(max=10)).long()
+    if name not in DATASETS:
+        raise DataError(f"data={name!r} is not known{suggest(name, DATASETS)}; allowed: {' | '.join(DATASETS)}")
+    return DATASETS[name].load(Request(data_dir, clients, heterogeneity, seed))

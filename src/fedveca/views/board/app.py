@@ -16,6 +16,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError
 from fedveca.version import __version__
 from fedveca.views.board import files
@@ -47,7 +48,7 @@ class Desk:
                     settings = files.settings(folder / "experiment.toml")
                 except ValueError:
                     settings = {}
-                clients = 1 if settings.get("method") == "centralised" else settings.get("clients", 1)
+                clients = 1 if is_pooled(str(settings.get("method"))) else settings.get("clients", 1)
                 self._followed[name] = RunTail(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
             self._followed.move_to_end(name)
             while len(self._followed) > FOLLOWED:

@@ -12,12 +12,13 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import describe_quantity, get_number
 from fedveca.views.paths import require_file, write_file
-from fedveca.views.series import find_direction, find_look, group_curves, is_pooled, list_metrics
+from fedveca.views.series import find_direction, find_look, group_curves, list_metrics
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 
+from fedveca.algorithms.registry import is_adaptive, paper_methods
 from fedveca.runs.compare import find_budget
-from fedveca.runs.experiment import ADAPTIVE, FIELDS, TABLE_I, Experiment, preset, presets
+from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
 from fedveca.runs.folder import Run
 from fedveca.tasks.custom import CUSTOM
 from fedveca.views.series import Curve
@@ -20,10 +21,10 @@ PYTHON_NOTE = "# started from Python with custom objects: {} runs; make them aga
 
 def find_budget_setter(curves: Sequence[Curve]) -> Curve | None:
     """The method whose total of local steps each rival with fixed steps got as `tau_all`, seed by seed."""
-    rivals = [run.experiment for curve in curves if curve.method not in ADAPTIVE for run in curve.runs]
+    rivals = [run.experiment for curve in curves if not is_adaptive(curve.method) for run in curve.runs]
     for curve in curves:
         finished = [run for run in curve.runs if run.summary]
-        if rivals and curve.method in ADAPTIVE and finished:
+        if rivals and is_adaptive(curve.method) and finished:
             budgets = {run.experiment.seed: find_budget(run) for run in finished}
             if all(budgets.get(e.seed) == e.tau_all for e in rivals):
                 return curve
@@ -60,8 +61,8 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
         return ""
     experiments = [run.experiment for curve in curves for run in curve.runs]
     shared = [key for key in FIELDS if key not in ("method", "seed", "tau_all", "data_dir")]
-    totals = {e.tau_all for e in experiments if e.method not in ADAPTIVE}
-    adaptive = {e.tau_all for e in experiments if e.method in ADAPTIVE}
+    totals = {e.tau_all for e in experiments if not is_adaptive(e.method)}
+    adaptive = {e.tau_all for e in experiments if is_adaptive(e.method)}
     if len({tuple(getattr(e, key) for key in shared) for e in experiments}) > 1 or adaptive - {0}:
         return ""
     settings: dict[str, Value] = {key: getattr(experiments[0], key) for key in (*shared, "seed")}
@@ -71,8 +72,8 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
         return ""
     else:
         settings["tau_all"] = max(totals, default=0)
-        methods.sort(key=lambda method: method in ADAPTIVE)
-    named = "" if tuple(methods) == TABLE_I else f" --methods {','.join(methods)}"
+        methods.sort(key=is_adaptive)
+    named = "" if tuple(methods) == paper_methods() else f" --methods {','.join(methods)}"
     return f"fedveca compare {' '.join(make_words(settings))}{named} --seeds {len(seeds)}"
 
 

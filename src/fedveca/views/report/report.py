@@ -14,6 +14,7 @@ from typing import NamedTuple, TypedDict
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
@@ -35,7 +36,6 @@ from fedveca.views.series import (
     find_direction,
     group_curves,
     group_sections,
-    is_pooled,
     tabulate,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict, TypeVar, cast
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
 from fedveca.views.report.text import name_quantity
@@ -15,7 +16,6 @@ from fedveca.views.series import (
     HeatMap,
     compute_band,
     find_direction,
-    is_pooled,
     list_metrics,
     make_heat_map,
     pick_evenly,

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.schema import describe_quantity, format_spread, format_value
 from fedveca.runs.statistics import Spread
 from fedveca.views.report.commands import find_budget_setter
-from fedveca.views.series import Band, Curve, HeatMap, Row, Which, find_direction, is_pooled
+from fedveca.views.series import Band, Curve, HeatMap, Row, Which, find_direction
 
 PARTITIONS = {
     "case1": "rows are dealt in turn, so that all clients look alike (Case 1)",

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fedveca.algorithms.registry import is_pooled, methods
 from fedveca.runs.compare import TableRow
-from fedveca.runs.experiment import FIELDS, METHODS, MODELS, Experiment, presets, range_of
+from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
     Direction,
@@ -22,9 +23,10 @@ from fedveca.runs.schema import (
     pick_best,
     short_label,
 )
-from fedveca.tasks.datasets.dataset import NAMES
+from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.models import MODELS
 from fedveca.tasks.partition import RULES
-from fedveca.views.series import WHICH, is_pooled
+from fedveca.views.series import WHICH
 
 
 class Setting(TypedDict):
@@ -96,8 +98,8 @@ def make_settings_table() -> Table:
 def list_names() -> dict[str, list[str]]:
     """The methods, data sets, models, partitions and presets that settings can name."""
     return {
-        "methods": list(METHODS),
-        "data": list(NAMES),
+        "methods": list(methods()),
+        "data": list(DATASETS),
         "models": [*MODELS, "package.module:factory"],
         "partitions": list(RULES),
         "presets": presets(),

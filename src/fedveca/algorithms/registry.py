@@ -1,0 +1,172 @@
+"""Every method declares itself here: name, title, colour, and what the rest of the package has to know of it.
+
+A method is found where its class is decorated: in a module of this package, in a module that the environment
+variable FEDVECA_PLUGINS names (`package.module,another`), or in the user's script itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import os
+import pkgutil
+import re
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from fedveca.algorithms.contract import Algorithm
+from fedveca.algorithms.hyper import Hyper, hyperparameters
+from fedveca.errors import UserError, explain_error, printable, show_value
+from fedveca.imports import import_module
+
+PLUGINS = "FEDVECA_PLUGINS"
+PACKAGE = "fedveca.algorithms"
+NAME, COLOUR, DASHES = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|"), ("-", "--", "-.", ":")
+Class = TypeVar("Class", bound=type[Algorithm])
+
+
+class MethodEntry(NamedTuple):
+    """What the package knows of a method without running it."""
+
+    name: str
+    algorithm: type[Algorithm]
+    title: str
+    colour: str  # "" where a view chooses one
+    dash: str  # as matplotlib writes it
+    adaptive: bool  # whether it chooses tau itself
+    pooled: bool  # whether all rows are one client's
+    paper: int  # its row of the paper's Table I, 0 where it has none
+
+
+_entries: dict[str, MethodEntry] = {}
+_imported: set[str] = set()
+
+
+def method(
+    name: str,
+    *,
+    title: str = "",
+    colour: str = "",
+    dash: str = "-",
+    adaptive: bool = False,
+    pooled: bool = False,
+    paper: int = 0,
+) -> Callable[[Class], Class]:
+    """Registers a method under a name that settings, commands, reports and deployments then know.
+
+    It stands above the frozen dataclass. Fields that are also settings of an `Experiment` (lr, alpha, tau_max, mu, ...)
+    get their values from it; others keep their defaults, and can be set on an object given from Python.
+
+    Args:
+        name: What `method=` calls it: lower-case letters, digits, `-` and `_`.
+        title: How reports and figures call it; the name where it is empty.
+        colour: Its colour there, such as "#D55E00"; one is chosen where it is empty.
+        dash: Its line there, as matplotlib writes it: "-", "--", "-." or ":".
+        adaptive: Whether it chooses the clients' numbers of local steps itself.
+        pooled: Whether all rows belong to one client, so that it cannot be deployed.
+        paper: Its row of the paper's Table I; 0 where it has none.
+
+    Returns:
+        A decorator that returns the class as it is.
+
+    Raises:
+        UserError: Where the class or one of the arguments cannot be a method's, or where the name is taken.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from fedveca import FedAvg, hyper, method
+        >>> @method("half", title="Half steps")
+        ... @dataclass(frozen=True)
+        ... class Half(FedAvg):
+        ...     factor: float = hyper(0.5, "of the step", low=0, high=1)
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UserError(f"method: {show_value(name)} is not a name; allowed: lower-case letters, digits, - and _")
+    for what, value, allowed in (("title", title, "printable text"), ("colour", colour, "'#RRGGBB'")):
+        if not isinstance(value, str) or not value.isprintable() or (what == "colour" and not COLOUR.fullmatch(value)):
+            raise UserError(f"method {name}: {what}={show_value(value)} is not allowed; allowed: {allowed}")
+    if dash not in DASHES:
+        raise UserError(f"method {name}: dash={show_value(dash)} is not known; allowed: {' | '.join(DASHES)}")
+
+    def register(algorithm: Class) -> Class:
+        check_class(algorithm, f"method {name}")
+        there = _entries.get(name)
+        if there and (there.algorithm.__module__, there.algorithm.__qualname__) != (
+            algorithm.__module__,
+            algorithm.__qualname__,
+        ):
+            raise UserError(f"method {name} is registered already, by {there.algorithm.__module__}")
+        _entries[name] = MethodEntry(name, algorithm, title or name, colour, dash, adaptive, pooled, paper)
+        return algorithm
+
+    return register
+
+
+def check_class(algorithm: object, said: str) -> None:
+    """UserError where a class cannot be registered: it is made from settings alone."""
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise UserError(f"{said} is {show_value(algorithm)}, which is not a subclass of {PACKAGE}.Algorithm")
+    if not dataclasses.is_dataclass(algorithm) or "__dataclass_fields__" not in vars(algorithm):
+        raise UserError(f"{said}: {algorithm.__name__} is not a dataclass; write @dataclass(frozen=True) above it")
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    for field in dataclasses.fields(algorithm):
+        if field.name != "lr" and (field.default, field.default_factory) == missing:
+            raise UserError(f"{said}: the field {field.name} needs a default; only lr is always given")
+
+
+def methods() -> dict[str, MethodEntry]:
+    """Every method by name: those of the paper in its order, then the others as they were registered."""
+    import_methods()
+    for plugin in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
+        if plugin not in _imported:
+            _imported.add(plugin)  # before it runs: what it imports may ask for methods too
+            try:
+                import_module(plugin)
+            except Exception as error:  # a user's file may fail in any way
+                _imported.discard(plugin)
+                raise UserError(f"{PLUGINS}={printable(plugin)} cannot be imported: {explain_error(error)}") from error
+    return dict(sorted(_entries.items(), key=lambda item: item[1].paper or math.inf))
+
+
+def import_methods() -> None:
+    """Imports every module of this package once, so that its methods are registered."""
+    if PACKAGE not in _imported:
+        _imported.add(PACKAGE)
+        for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
+            importlib.import_module(module.name)
+
+
+def paper_methods() -> tuple[str, ...]:
+    """The methods of the paper's Table I, in its order: what `compare` runs where none are named."""
+    return tuple(name for name, entry in methods().items() if entry.paper)
+
+
+def deployable_methods() -> tuple[str, ...]:
+    """The methods that real nodes can run."""
+    return tuple(name for name, entry in methods().items() if not entry.pooled)
+
+
+def is_adaptive(name: object) -> bool:
+    """Whether the method of this name chooses the numbers of local steps itself; the others are given them."""
+    return isinstance(name, str) and name in methods() and methods()[name].adaptive
+
+
+def is_pooled(name: str) -> bool:
+    """Whether the method of this name trains on all rows as one client's."""
+    return name in methods() and methods()[name].pooled
+
+
+def concerns(setting: str, name: str) -> bool:
+    """Whether a setting has a meaning for a method: one that is some methods' hyperparameter is theirs alone."""
+    owners = [entry.name for entry in methods().values() if setting in hyperparameters(entry.algorithm)]
+    return not owners or name in owners
+
+
+def find_hyper(setting: str) -> tuple[Hyper, list[str]]:
+    """What the package's methods declare of a setting of theirs, and the names of those methods."""
+    import_methods()
+    entries = sorted(_entries.values(), key=lambda entry: entry.paper or math.inf)
+    owners = [entry for entry in entries if entry.algorithm.__module__.startswith(PACKAGE)]
+    owners = [entry for entry in owners if setting in hyperparameters(entry.algorithm)]
+    return hyperparameters(owners[0].algorithm)[setting], [entry.name for entry in owners]

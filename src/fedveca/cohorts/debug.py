@@ -1,0 +1,145 @@
+"""Clients one after another, in plain sight: the engine to find an error with, and the oracle of the fast ones.
+
+No threads, no chunks, no batching of clients: each client takes its steps alone, and an error says in which round, at
+which client and at which local step it arose. The draws, the reports and the memory are those of `LocalCohort`, so the
+results agree up to the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory
+from fedveca.cohorts.contract import Send
+from fedveca.cohorts.local.rows import ClientRows
+from fedveca.cohorts.local.threads import use_one_thread
+from fedveca.cohorts.random import draw_rows
+from fedveca.tasks.partition import Shares
+from fedveca.tasks.problem import Problem
+
+_PROBE_ROWS = 1000  # of one pass: the activations of all of a client's rows may not fit in memory
+
+
+class ClientError(RuntimeError):
+    """An error at a client; its text names the round, the client and the step, and its cause is the error itself."""
+
+
+class DebugCohort:
+    """The clients of `shares`, one after another. The arguments are those of `LocalCohort`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        x: Tensor,
+        y: Tensor,
+        shares: Shares,
+        *,
+        batch: int,
+        seed: int = 0,
+        probe: int = 1024,
+        want_loss: bool = True,
+        want_loss_after: bool = False,
+        pixels: str = "as-is",
+        device: str = "cpu",
+        aggregate: AggregationRule = Mean,
+        send: Send | None = None,
+        equal_weights: bool = False,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
+        self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
+        self.aggregate, self.send = aggregate, send
+        self.sizes, self.start = shares.sizes, shares.start
+        self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
+        self.rows = ClientRows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
+        self.memory = ClientMemory(len(self.sizes), memory_bytes)
+
+    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+        """Who answered, and the report, as `Cohort` has it."""
+        aggregator, finite, each, norms = self.aggregate(), [], [], []
+        with use_one_thread():
+            for client, steps in zip(ids.tolist(), tau.tolist(), strict=True):
+                vectors, numbers, counts = self._run_client(k, order, client, steps)
+                finite.append(counts)
+                norms.append(torch.cat([v.norm(dim=-1) for v in vectors.values()]) if vectors else torch.empty(0))
+                if counts:
+                    each.append(numbers | {"tau": torch.tensor([steps])})
+                    self._aggregate(aggregator, client, vectors)
+        who = ids[torch.tensor(finite)]
+        mass = float(self.weights[who].sum())
+        together = {name: torch.cat([one[name].double().cpu() for one in each]) for name in each[0]} if each else {}
+        share = mass / float(self.weights.sum())
+        lengths = Norms(ids, torch.stack(norms, 1))
+        return who, Report(aggregator.close(mass), aggregator.limit_numbers(together), share, norms=lengths)
+
+    def _aggregate(self, aggregator: Aggregator, client: int, vectors: Named) -> None:
+        dtype = next((v.dtype for v in vectors.values()), torch.float32)
+        aggregator.add(aggregator.reduce(self.weights[client : client + 1].to(self.rows.x.device, dtype), vectors))
+
+    def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
+        """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
+        algorithm, ids, w = self.algorithm, torch.tensor([client]), order.w[None]
+        needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
+        loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
+        if self.want_loss or needs_gradient:
+            with _name_place(f"{place}, probe"):
+                loss, g0 = self._probe(client, w)
+        vectors: Named = {}
+        numbers: Named = {"loss": loss} if self.want_loss or needs_gradient or not steps else {}
+        memory, former = dict[str, Tensor](), dict[str, Tensor]()
+        if steps:
+            former = self.memory.recall(ids, algorithm.memory(order.w))
+            with _name_place(f"{place}, start"):
+                s = algorithm.start(order, former, g0)
+            for step in range(steps):
+                with _name_place(f"{place}, local step {step + 1}"):
+                    x, y = self.rows.pick(self.start[client] + self._draw(k, ids, step))
+                    w, s = algorithm.step(order, s, w, self.problem.gradients(w, x, y)[1])
+            with _name_place(f"{place}, finish"):
+                vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
+                numbers = {name: v[:, 0] for name, v in results.items()} | numbers
+            if self.want_loss_after:
+                with _name_place(f"{place}, loss after the steps"):
+                    numbers["after"] = self._probe(client, w)[0]
+        finite = _have_finite_norms(w, *memory.values())
+        if self.send:
+            memory, finite = memory if finite else former, True
+            vectors, numbers = self.send(k, ids, vectors, numbers)
+        counts = finite and _have_finite_norms(*vectors.values(), *(v[:, None] for v in numbers.values()))
+        if counts:
+            self.memory.remember(ids, memory)
+        return vectors, numbers, counts
+
+    def _draw(self, k: int, ids: Tensor, step: int) -> Tensor:
+        """[1, B]: which of the client's rows it takes at this step."""
+        return draw_rows(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.x.device)
+
+    def _probe(self, client: int, w: Tensor) -> tuple[Tensor, Tensor]:
+        """F_i [1] and grad F_i [1, P] at w [1, P] on `probe` rows of the client, evenly spaced."""
+        size = int(self.sizes[client])
+        count = min(self.probe, size) if self.probe else size
+        F, g = torch.zeros_like(w[:, 0]), torch.zeros_like(w)
+        for j in torch.split(torch.arange(count, device=w.device), _PROBE_ROWS):
+            x, y = self.rows.pick((self.start[client] + j * size // count)[None])
+            F_part, g_part = self.problem.gradients(w, x, y)
+            F, g = F + len(j) / count * F_part, g + len(j) / count * g_part
+        return F, g
+
+
+def _have_finite_norms(*vectors: Tensor) -> bool:
+    return all(bool(torch.isfinite(v.norm(dim=-1)).all()) for v in vectors)
+
+
+@contextmanager
+def _name_place(place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
