@@ -13,7 +13,7 @@ from fedveca.errors import UserError
 from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
 from fedveca.version import __version__
 
-LONGEST = 4000  # characters of a sentence
+LONGEST_SENTENCE = 4000  # characters of a sentence
 SHORT_OF_MEMORY = (
     "out of memory: take fewer clients, a smaller model or batch, or a machine with more; "
     "a run folder that has rounds can be resumed"
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     """An error's text without control characters and not without end; a list of places that were tried has lines."""
-    text = str(error) if len(str(error)) <= LONGEST else f"{str(error)[:LONGEST]}..."
+    text = str(error) if len(str(error)) <= LONGEST_SENTENCE else f"{str(error)[:LONGEST_SENTENCE]}..."
     lines = "\n" if "\n  - " in text else ""
     return "".join(c if c.isprintable() or c in lines else repr(c)[1:-1] for c in text)
 

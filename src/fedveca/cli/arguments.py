@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedveca.errors import UserError
 
 if TYPE_CHECKING:
     from fedveca.runs.experiment import Experiment
+    from fedveca.runs.folder import Run
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 LONGEST_NAME = 255  # bytes of a file's name
@@ -44,6 +46,16 @@ def add_run_folders(sub: argparse.ArgumentParser) -> None:
     """The runs that a command shows."""
     sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, or a folder of run folders")
     add_output(sub)
+
+
+def open_runs(args: argparse.Namespace) -> list[Run]:
+    """Those runs; what is skipped is named on standard error."""
+    from fedveca.views.paths import find_runs
+
+    runs, skipped = find_runs(args.runs)
+    for sentence in skipped:
+        print(sentence, file=sys.stderr)
+    return runs
 
 
 def parse_experiment(words: list[str]) -> tuple[str, Experiment]:

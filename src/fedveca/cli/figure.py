@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, add_run_folders, print_result
+from fedveca.cli.arguments import Command, add_run_folders, open_runs, print_result
 from fedveca.errors import printable
 
 
@@ -33,11 +32,8 @@ def add(command: Command) -> None:
 
 def _figure(args: argparse.Namespace) -> int:
     from fedveca.views.figures.run import draw_figure
-    from fedveca.views.paths import find_runs
 
-    runs, skipped = find_runs(args.runs)
-    for sentence in skipped:
-        print(sentence, file=sys.stderr)
+    runs = open_runs(args)
     draw_figure(args.what, runs, args.out)
     result = {"figure": str(args.out), "what": args.what, "runs": len(runs)}
     print_result(args, result, f"figure: {printable(str(args.out), 4096)}")

@@ -16,12 +16,12 @@ def _list(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from fedveca.views.terminal.screen import Screen
-    from fedveca.views.terminal.tables import list_names, list_settings, make_settings_table
+    from fedveca.views.terminal.tables import list_choices, list_settings, make_settings_table
 
     with Screen(args.quiet or args.json) as screen:
-        for title, names in list_names().items():
+        for title, names in list_choices().items():
             screen.print(Text.assemble((title, "bold"), "  ", "  ".join(names)))
         screen.print("")
         screen.print(make_settings_table())
-    print_result(args, {**list_names(), "settings": list_settings()})
+    print_result(args, {**list_choices(), "settings": list_settings()})
     return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, add_run_folders, print_result
+from fedveca.cli.arguments import Command, add_run_folders, open_runs, print_result
 from fedveca.errors import printable
 
 
@@ -21,12 +20,9 @@ def add(command: Command) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from fedveca.views.paths import find_runs
     from fedveca.views.report.report import write_report
 
-    runs, skipped = find_runs(args.runs)
-    for sentence in skipped:
-        print(sentence, file=sys.stderr)
+    runs = open_runs(args)
     made = write_report(runs, args.out)
     size = f"{made['runs']} runs, {made['bytes'] / 1e6:.1f} MB"
     print_result(args, made, f"report: {printable(str(args.out), 4096)} ({size})")

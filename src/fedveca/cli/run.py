@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
 from fedveca.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveca.runs.folder import Run
+    from fedveca.views.terminal.screen import Screen
 
 
 def add(command: Command) -> None:
@@ -21,31 +26,28 @@ def _run(args: argparse.Namespace) -> int:
     from fedveca.runs.run import run
     from fedveca.views.terminal.screen import Screen
 
-    if args.resume:
-        return _resume(args)
-    name, experiment = parse_experiment(args.words)
-    out = choose_folder(args.out, f"{name}-{experiment.method}")
-    with Screen(args.quiet or args.json) as screen, discard_unbegun(out):
-        done = run(experiment, out, device=args.device, observers=[screen])
+    with Screen(args.quiet or args.json) as screen:
+        if args.resume:
+            done = _resume(args, screen)
+        else:
+            name, experiment = parse_experiment(args.words)
+            out = choose_folder(args.out, f"{name}-{experiment.method}")
+            with discard_unbegun(out):
+                done = run(experiment, out, device=args.device, observers=[screen])
         screen.summarize(done)
     print_result(args, {"folder": str(done.folder), "summary": done.summary})
     return int(done.diverged)
 
 
-def _resume(args: argparse.Namespace) -> int:
+def _resume(args: argparse.Namespace, screen: Screen) -> Run:
     from dataclasses import replace
 
     from fedveca.runs.experiment import parse_settings
     from fedveca.runs.folder import Run
     from fedveca.runs.run import resume
-    from fedveca.views.terminal.screen import Screen
 
     settings = parse_settings(args.words)
     if args.out is not None or set(settings) - {"rounds", "data_dir"}:
         raise UserError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
     replace(Run.open(args.resume).experiment, **settings)  # rejects what is out of range
-    with Screen(args.quiet or args.json) as screen:
-        done = resume(args.resume, **settings, device=args.device, observers=[screen])
-        screen.summarize(done)
-    print_result(args, {"folder": str(done.folder), "summary": done.summary})
-    return int(done.diverged)
+    return resume(args.resume, **settings, device=args.device, observers=[screen])

@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict, cast, get_args
 
-from fedveca.algorithms.registry import concerns, is_pooled, methods
+from fedveca.algorithms.registry import DASHES, concerns, is_pooled, methods
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
@@ -31,7 +31,6 @@ WHICH: tuple[Which, ...] = get_args(Which)
 OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that state none
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
-DASHES = ("-", "--", "-.", ":")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
 MAY_DIFFER = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three

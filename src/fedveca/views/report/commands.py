@@ -14,7 +14,7 @@ from fedveca.runs.folder import Run
 from fedveca.tasks.custom import CUSTOM
 from fedveca.views.series import Curve
 
-Value = str | int | float
+SettingValue = str | int | float
 MOST_LINES = 100
 PYTHON_NOTE = "# started from Python with custom objects: {} runs; make them again there, with the same objects"
 
@@ -44,7 +44,7 @@ def make_commands(curves: Sequence[Curve]) -> list[str]:
     return lines + ([PYTHON_NOTE.format(from_python)] if from_python else [])
 
 
-def make_words(settings: dict[str, Value]) -> list[str]:
+def make_words(settings: dict[str, SettingValue]) -> list[str]:
     """The nearest preset, and what differs from it; where the data are is the machine's matter."""
     settings = {key: value for key, value in settings.items() if key != "data_dir"}
     near = min(presets(), key=lambda name: len(_differ(settings, name)))
@@ -65,7 +65,7 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
     adaptive = {e.tau_all for e in experiments if is_adaptive(e.method)}
     if len({tuple(getattr(e, key) for key in shared) for e in experiments}) > 1 or adaptive - {0}:
         return ""
-    settings: dict[str, Value] = {key: getattr(experiments[0], key) for key in (*shared, "seed")}
+    settings: dict[str, SettingValue] = {key: getattr(experiments[0], key) for key in (*shared, "seed")}
     if setter := find_budget_setter(curves):  # it comes first, and the others get its total
         methods.sort(key=lambda method: method != setter.method)
     elif len(totals) > 1:
@@ -82,11 +82,11 @@ def is_from_python(run: Run) -> bool:
     return any(str(value).startswith(CUSTOM) for value in asdict(run.experiment).values())
 
 
-def _differ(settings: dict[str, Value], name: str) -> list[str]:
+def _differ(settings: dict[str, SettingValue], name: str) -> list[str]:
     has = _read_preset(name)
     return [key for key, value in settings.items() if has[key] != value]
 
 
 @cache
-def _read_preset(name: str) -> dict[str, Value]:
+def _read_preset(name: str) -> dict[str, SettingValue]:
     return asdict(Experiment(**preset(name)))

@@ -8,11 +8,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.errors import UserError
@@ -27,18 +26,9 @@ from fedveca.views.report import text
 from fedveca.views.report.commands import is_from_python, make_commands
 from fedveca.views.report.plotly_bundle import plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections
-from fedveca.views.series import (
-    WHICH,
-    Curve,
-    Row,
-    Which,
-    find_best,
-    find_direction,
-    group_curves,
-    group_sections,
-    tabulate,
-)
+from fedveca.views.series import WHICH, Curve, find_best, find_direction, group_curves, group_sections, tabulate
 
+HERE = Path(__file__).parent
 AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
 SVG_DASHES = {"-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3"}
 ABOUT = {
@@ -72,41 +62,6 @@ class Figure(NamedTuple):
     alternative: str
 
 
-class Cell(NamedTuple):
-    text: str
-    best: bool
-
-
-class TableLine(NamedTuple):
-    label: str
-    remarks: list[str]
-    cells: list[Cell]
-    steps: str
-    seeds: int
-
-
-class Section(NamedTuple):
-    """One section, as its template shows it."""
-
-    heading: str
-    question: str
-    answer: str
-    models: tuple[Which, ...]
-    names: list[str]  # of the table's columns per model
-    rows: list[TableLine]
-    legend: Sequence[Curve]
-    curves: list[Figure]
-    maps: list[Figure]
-    lines: list[Figure]
-    partition: Figure | None
-    more_runs: int
-    commands: list[str]
-    custom: bool  # whether the runs had custom objects
-    settings: list[tuple[str, list[object]]]  # those that differ first
-    environments: list[str]
-    data: SectionData
-
-
 def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     """Writes a report whole or not at all.
 
@@ -134,13 +89,13 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
 
 def render_page(sections: Sequence[Sequence[Curve]]) -> str:
     """The whole file as text; the templates escape every word that comes from a folder."""
-    files = resources.files("fedveca.views.report") / "page"
+    files = HERE / "page"
     scripts = [plotly_script(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     data = make_sections(sections)
     count = sum(len(curve.runs) for curves in sections for curve in curves)
     templates = Environment(
-        loader=PackageLoader("fedveca.views.report"),
+        loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -151,58 +106,47 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
         version=__version__,
         style=(files / "report.css").read_text("utf-8"),
         hashes=" ".join(f"'sha256-{hash}'" for hash in hashes),
-        sections=[make_section(curves, mine) for curves, mine in zip(sections, data, strict=True)],
-        axes=AXIS_LABELS,
-        dashes=SVG_DASHES,
+        headings=[text.make_heading(curves) for curves in sections],
+        sections=[
+            _render_section(templates.get_template("section.html"), at, curves, mine, len(sections) > 1)
+            for at, (curves, mine) in enumerate(zip(sections, data, strict=True))
+        ],
         runs=count,
         data=json.dumps({"sections": data}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         scripts=scripts,
     )
 
 
-def make_section(curves: Sequence[Curve], data: SectionData) -> Section:
-    """The words of a section."""
+def _render_section(template: Template, at: int, curves: Sequence[Curve], data: SectionData, several: bool) -> str:
     runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
     names = [metric["name"] for metric in data["metrics"] if metric["name"].startswith("test_")]
+    better = {name: find_direction(runs, name) for name in names}
+    columns = sorted(names, key=lambda name: better[name] != "higher")
     first = data["runs"][0] if data["runs"] else None
-    columns = sorted(names, key=lambda name: find_direction(runs, name) != "higher")
-    return Section(
-        heading=text.make_heading(curves),
+    return template.render(
+        at=at,
+        heading=text.make_heading(curves) if several else "",
         question=text.ask_question(curves),
         answer=text.give_answer(curves, rows, names),
         models=WHICH,
         names=[text.name_quantity(name) for name in columns],
-        rows=_make_table(rows, runs, columns),
+        columns=[(which, name, find_best(rows, which, name, better[name])) for which in WHICH for name in columns],
+        rows=rows,
+        format_result=text.format_result,
+        is_pooled=is_pooled,
+        axes=AXIS_LABELS,
+        dashes=SVG_DASHES,
         legend=curves,
         curves=[_make_curves_figure(metric["name"], data) for metric in data["metrics"]],
         maps=_make_map_figures(first) if first else [],
         lines=_make_line_figures(first) if first else [],
         partition=_make_partition_figure(data["partitions"][0]) if data["partitions"] else None,
-        more_runs=data["adaptive"] - len(data["runs"]),
+        data=data,
         commands=make_commands(curves),
         custom=any(map(is_from_python, runs)),
         settings=_list_settings(runs),
         environments=_read_environments(runs),
-        data=data,
     )
-
-
-def _make_table(rows: Sequence[Row], runs: Sequence[Run], names: Sequence[str]) -> list[TableLine]:
-    """Kept and last model, mean and standard deviation over seeds; the best of each column marked."""
-    columns = [(which, name) for which in WHICH for name in names]
-    best = [find_best(rows, which, name, find_direction(runs, name)) for which, name in columns]
-    lines = []
-    for row in rows:
-        cells = []
-        for (which, name), top in zip(columns, best, strict=True):
-            value = row.models[which][name]
-            mark = top is not None and value.mean == top and not is_pooled(row.method)
-            cells.append(Cell(text.format_result(name, value), mark))
-        counts = ((row.diverged, "diverged"), (row.unfinished, "not ended"))
-        remarks = [f"{count} {what}" for count, what in counts if count]
-        steps = "-" if row.steps.mean is None else f"{row.steps.mean:,.0f}"
-        lines.append(TableLine(row.label, remarks, cells, steps, row.seeds))
-    return lines
 
 
 def _make_curves_figure(name: str, data: SectionData) -> Figure:

@@ -24,8 +24,8 @@ from fedveca.views.series import (
 
 MOST_NUMBERS = 300_000  # of heat maps in one report
 MOST_CHOICES = 12  # runs, and partitions, that a section lets one choose from
-MAPS = {"tau": False, "A": True, "beta": True, "delta": True}  # whether the scale is logarithmic
-LINES = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
+MAP_SCALES = {"tau": False, "A": True, "beta": True, "delta": True}  # whether the scale is logarithmic
+LINE_BOUNDS = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
 Nested = TypeVar("Nested")
 
 
@@ -94,11 +94,11 @@ def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
     for _, section, curve, run in sorted(each, key=lambda entry: entry[0]):
         label = f"{curve.label}, seed {run.experiment.seed}"
         if _is_adaptive(run) and len(section["runs"]) < MOST_CHOICES:
-            maps = [_make_map(run, name) for name in MAPS]
+            maps = [_make_map(run, name) for name in MAP_SCALES]
             size = sum(len(heat["z"]) * len(heat["rounds"]) for heat in maps)
             if size <= room:
                 room -= size
-                lines = [_make_line(run, name) for name in LINES]
+                lines = [_make_line(run, name) for name in LINE_BOUNDS]
                 place = _place_partition(section, run, label)
                 section["runs"].append({"label": label, "maps": maps, "lines": lines, "partition": place})
         elif not is_pooled(curve.method):
@@ -138,7 +138,7 @@ def _make_section(curves: Sequence[Curve]) -> SectionData:
 
 def _make_map(run: Run, name: str) -> MapData:
     heat = _round_numbers(make_heat_map(run, name), 4)
-    return {**heat, "name": name, "symbol": SCHEMA[name].symbol, "log": MAPS[name], "small": name != "tau"}
+    return {**heat, "name": name, "symbol": SCHEMA[name].symbol, "log": MAP_SCALES[name], "small": name != "tau"}
 
 
 def _make_line(run: Run, name: str) -> LineData:
@@ -147,7 +147,7 @@ def _make_line(run: Run, name: str) -> LineData:
     points = [(k, v) for k, v in points if name == "tau_k" or v > 0]  # L is 0 while none is known
     symbol = SCHEMA[name].symbol or SCHEMA[name].label
     y = _round_numbers([v for _, v in points])
-    return {"name": name, "symbol": symbol, "bound": LINES[name], "rounds": [k for k, _ in points], "y": y}
+    return {"name": name, "symbol": symbol, "bound": LINE_BOUNDS[name], "rounds": [k for k, _ in points], "y": y}
 
 
 def _place_partition(section: SectionData, run: Run, label: str) -> int | None:

@@ -29,7 +29,7 @@ from fedveca.tasks.partition import RULES
 from fedveca.views.series import WHICH
 
 
-class Setting(TypedDict):
+class SettingInfo(TypedDict):
     """A setting's default, what is allowed, and its line of text."""
 
     default: str | int | float
@@ -95,7 +95,7 @@ def make_settings_table() -> Table:
     return table
 
 
-def list_names() -> dict[str, list[str]]:
+def list_choices() -> dict[str, list[str]]:
     """The methods, data sets, models, partitions and presets that settings can name."""
     return {
         "methods": list(methods()),
@@ -106,7 +106,7 @@ def list_names() -> dict[str, list[str]]:
     }
 
 
-def list_settings() -> dict[str, Setting]:
+def list_settings() -> dict[str, SettingInfo]:
     """Every setting with its default, what is allowed and its line of text."""
     defaults = asdict(Experiment())
     return {
