@@ -24,8 +24,7 @@ from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.runs.schema import Environment, get_number
 from fedveca.tasks.datasets.dataset import load
-from fedveca.views.figures.curves import STYLE, save
-from fedveca.views.series import look
+from fedveca.views.figures.curves import STYLE, save_figure
 
 Settings = dict[str, str | int | float]
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
@@ -169,7 +168,7 @@ def draw(results: Mapping[str, Values], path: Path) -> None:
         axes[1][0].plot([], [], ":", color="#888888", label="data alike")
         handles, labels = axes[1][0].get_legend_handles_labels()
         axes[1][0].legend(handles[-2:], labels[-2:], loc="lower left", fontsize=8)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def main() -> None:

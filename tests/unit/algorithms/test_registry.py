@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveca.views.report.words import commands
 
 from fedveca import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold, UserError, hyper, method
 from fedveca.algorithms import Algorithm, registry
@@ -23,7 +24,6 @@ from fedveca.deploy.server import check_deployable
 from fedveca.runs.build import initial_steps, make_method
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.views.report.words import commands
 from fedveca.views.series import curves, look
 
 PLUGIN = '''

@@ -31,7 +31,7 @@ from fedveca.views.board.files import get_count, read_settings, to_plain_json
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex
 from fedveca.views.board.tail import BOARD_AXES, FaultRow, HeatMap, RunTail
-from fedveca.views.report.plotly_bundle import plotly
+from fedveca.views.report.plotly_bundle import plotly_script
 
 _TAILS = 32  # runs whose columns stay in memory
 _WORKING = 4  # requests that are worked on at a time
@@ -306,7 +306,7 @@ def _serve_plotly(request: Request) -> Response:
 
 @cache
 def _read_plotly() -> bytes:
-    return plotly().encode()
+    return plotly_script().encode()
 
 
 def _read_or_empty(read: Callable[[], object]) -> Json:
