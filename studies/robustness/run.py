@@ -125,13 +125,13 @@ def table(results: Mapping[str, Values]) -> str:
                 for rule in DEFENCES:
                     at = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
                     cells.append(", ".join(f"{mean(results, name):.0f}" for name in at))
-                lines.append(f"| {look(method)[0]} | {' | '.join(cells)} |")
+                lines.append(f"| {find_look(method)[0]} | {' | '.join(cells)} |")
     faults = [name.rpartition("/")[2] for name in results if name.startswith("away/fedveca/")]
     lines += ["\n**away or not finite**, `aggregate=mean`, by label\n", f"| method | none | {' | '.join(faults)} |"]
     lines.append(f"|---|---|{'---|' * len(faults)}")
     for method in AWAY:
         names = [f"by label/{method}/mean/none", *(f"away/{method}/mean/{fault}" for fault in faults)]
-        lines.append(f"| {look(method)[0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
+        lines.append(f"| {find_look(method)[0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
     lines += ["\n**lies about numbers**, FedVeca, by label; `aggregate_trim` is the share of liars\n"]
     lines += ["| `faults` | `aggregate` | accuracy % | local steps |", "|---|---|---|---|"]
     for name in (name for name in results if name.startswith("lie/")):
@@ -159,7 +159,7 @@ def draw(results: Mapping[str, Values], path: Path) -> None:
                         y = [mean(results, name) for name in names]
                         axis.plot([0, 20, 40], y, dash, color=colour, marker="o", markersize=4, label=label)
                 axis.set_xticks([0, 20, 40])
-            row[0].set_ylabel(f"{look(method)[0]}\ntest accuracy (%)")
+            row[0].set_ylabel(f"{find_look(method)[0]}\ntest accuracy (%)")
         for axis, kind in zip(axes[0], KINDS, strict=True):
             axis.set_title(WORDS[kind], fontsize=10)
         axes[1][1].set_xlabel("bad clients (%)")
