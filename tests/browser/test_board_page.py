@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from fedveca import Experiment, run
+from fedveca import Experiment, from_arrays, run
 
 COMMAND = [sys.executable, "-m", "fedveca.cli"]
 ODD = "<img src=x onerror=alert(1)>&amp;%{y}"
@@ -76,13 +79,13 @@ class Page:
 def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> None:
     page = Page(browser, address, viewport={"width": 1200, "height": 1500})
     view = page.page
-    page.until(lambda: "No run is here yet" in view.inner_text("#runs"))
+    page.until(lambda: "There are no runs yet" in view.inner_text("#runs"))
     words = ["digits-case3", "rounds=4000", "model=mlp", "--out", str(root / "live"), "--quiet", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     gently = ["nice", "-n", "5"] if shutil.which("nice") else []  # the browser comes first
     going = subprocess.Popen([*gently, *COMMAND, "run", *words], stderr=subprocess.DEVNULL, env=environment)
     try:
-        # it appears, is chosen by itself, and its progress is told
+        # it appears, is chosen by itself, and its progress is shown
         page.until(lambda: view.locator("#list tbody tr").count() == 1)
         page.until(lambda: "running" in view.inner_text("#list tbody tr"))
         before = page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.at(-1)"))
@@ -97,7 +100,7 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
         # a second run over it, and what differs between them
         run(Experiment(rounds=30, method="fedavg", lr=0.02), root / "deep" / "other", device="cpu")
         page.until(lambda: view.locator("#list tbody tr").count() == 2)
-        view.get_by_label("lay deep/other over the others").check()
+        view.get_by_label("compare deep/other with the others").check()
         view.get_by_role("tab", name="Picture").click()
         page.until(lambda: page.chart("test_accuracy", "plot.data.length") == 2)
         view.get_by_role("tab", name="Settings").click()
@@ -120,7 +123,7 @@ def log(page: Page) -> str:
 
 @pytest.fixture(scope="module")
 def filled(root: Path) -> None:
-    """Finished runs beside the one of the first test, one with a name that wants to be a tag."""
+    """Finished runs next to the one of the first test, one with a name that wants to be a tag."""
     run(Experiment(rounds=40, model="svm", seed=1), root / "filled-a", device="cpu")
     run(Experiment(rounds=40, model="svm", seed=2, alpha=0.5), root / "filled-b", device="cpu")
     run(Experiment(rounds=3, model="svm", lr=1e30), root / ODD, device="cpu")
@@ -180,7 +183,7 @@ def test_list_by_keyboard_and_names_that_are_tags(browser: Any, address: str) ->
     page.until(lambda: view.locator("#list tbody tr").count() == 1)
     assert "filled-b" in view.inner_text("#list tbody")
     view.keyboard.press("Escape")
-    view.get_by_role("button", name="accuracy").press("Enter")
+    view.get_by_role("button", name="accuracy", exact=True).press("Enter")
     scores = view.locator("td.score").all_inner_texts()
     known = [float(score.split()[0]) for score in scores if "%" in score]
     assert known == sorted(known, reverse=True)
@@ -191,11 +194,11 @@ def test_list_by_keyboard_and_names_that_are_tags(browser: Any, address: str) ->
     assert view.evaluate("document.activeElement.textContent") == second
     view.keyboard.press("Enter")
     page.until(lambda: view.locator("#chips span").all_inner_texts() == [second])
-    view.locator("#states").get_by_role("button", name="stopped").click()
+    view.locator("#states").get_by_role("button", name="diverged").click()
     view.get_by_role("button", name=ODD, exact=True).first.click()
     page.until(lambda: view.locator("#chips span").inner_text() == ODD)
     view.get_by_role("tab", name="Faults").click()
-    page.until(lambda: "stopped: round" in view.inner_text("#faults"))
+    page.until(lambda: "diverged: round" in view.inner_text("#faults"))
     assert view.locator("img:not([src='icon.svg'])").count() == 0
     nameless = view.evaluate(
         "[...document.querySelectorAll('button, input, select, [role=img]')].filter((e) => !e.hidden && !(e.ariaLabel"
@@ -228,9 +231,65 @@ def test_a_hostile_run_takes_no_tab_from_the_others(browser: Any, root: Path, ad
     page.until(lambda: "round 40/40" in view.inner_text("#log"))
     assert "round 1  invalid" in view.inner_text("#log")
     view.get_by_role("tab", name="Faults").click()
-    page.until(lambda: "hostile stopped: invalid" in view.inner_text("#faults"))
+    page.until(lambda: "hostile diverged: invalid" in view.inner_text("#faults"))
     page.end(address)
     shutil.rmtree(bad)
+
+
+def within_half(scores: Tensor, targets: Tensor) -> Tensor:
+    return ((scores.squeeze(-1) - targets).abs() < 0.5).double()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("filled")
+def test_every_run_shows_its_own_metric(browser: Any, root: Path, address: str) -> None:
+    page = Page(browser, address, viewport={"width": 1200, "height": 1500})
+    view = page.page
+    heading = view.locator("th[data-name=score] button")
+    page.until(lambda: heading.inner_text() == "accuracy")  # all runs so far
+    assert not view.locator("tr[data-id=filled-a] td.score small").is_visible()
+    x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
+    data = from_arrays(x, x @ torch.tensor([1.0, -2.0, 0.5]))
+    for rounds in (2, 5, 9):
+        settings = Experiment(clients=3, rounds=rounds, batch=8, partition="iid", method="fedavg", lr=0.02)
+        model = torch.nn.Linear(3, 1)
+        torch.nn.init.zeros_(model.weight)
+        run(settings, root / f"metric-error-{rounds}", device="cpu", data=data, model=model)
+        run(settings, root / f"metric-half-{rounds}", device="cpu", data=data, model=model, metric=within_half)
+        about = root / f"metric-half-{rounds}/environment.json"
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"better": {"test_within_half": "higher"}}))
+    page.until(lambda: view.locator("tr[data-id^=metric]").count() == 6 and heading.inner_text() == "score")
+    score = view.locator("tr[data-id=metric-error-5] td.score")
+    page.until(lambda: re.fullmatch(r"[\d.]+ absolute error", score.inner_text()))
+    assert re.fullmatch(r"[\d.]+ within half", view.locator("tr[data-id=metric-half-5] td.score").inner_text())
+    assert re.fullmatch(r"[\d.]+ % accuracy", view.locator("tr[data-id=filled-a] td.score").inner_text())
+    # the best first within each metric: an error from the lowest, the custom one as it states
+    view.locator("#search").fill("metric-")
+    heading.click()
+    scores = [text.split(" ", 1) for text in view.locator("td.score").all_inner_texts()]
+    errors = [float(value) for value, label in scores if label == "absolute error"]
+    shares = [float(value) for value, label in scores if label == "within half"]
+    assert [label for _, label in scores] == ["absolute error"] * 3 + ["within half"] * 3
+    assert errors == sorted(errors)
+    assert len(set(errors)) == 3
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == 3
+    # its curve, its log, and where the schema does not know it, its label
+    view.get_by_role("button", name="metric-error-5", exact=True).first.click()
+    page.until(lambda: page.chart("test_absolute_error", "plot.data[0].y.length") == 5)
+    assert view.locator("figure[data-name=test_absolute_error] figcaption").inner_text() == "Test absolute error"
+    assert view.locator("figure[data-name=test_accuracy]").count() == 0
+    assert "absolute error" in view.inner_text("#chips em")
+    assert re.search(r"round 5/5  absolute error [\d.]+  loss", log(page))
+    view.get_by_role("tab", name="Picture").click()
+    view.get_by_role("button", name="metric-half-9", exact=True).first.click()
+    page.until(lambda: page.chart("test_within_half", "plot.data[0].y.length") == 9)
+    assert view.locator("figure[data-name=test_within_half] figcaption").inner_text() == "Test within half"
+    caption = view.locator("figure[data-name=train_loss] figcaption").inner_text()
+    assert caption == "Training loss\nF(w_k) = Σ p_i F_i(w_k), at the start of the round"
+    page.end(address)
+    for path in root.glob("metric-*"):
+        shutil.rmtree(path)
 
 
 @pytest.mark.slow

@@ -91,6 +91,8 @@ def check_counts(args: argparse.Namespace) -> None:
 
     for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
         count = getattr(args, name)
+        if count is None:
+            continue
         if count < 1:
             raise UserError(f"--{name} {count} is out of range; allowed: >= 1")
         if count > most:

@@ -1,4 +1,4 @@
-"""board."""
+"""`fedveca board`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveca.errors import UserError
 
 
 def add(command: Command) -> None:
-    board = command("board", _board, "Show runs on a web page of this machine, those that run now as they grow.")
+    board = command("board", _board, "Show runs on a local web page, and follow those that are running.")
     board.add_argument(
         "runs",
         nargs="?",
@@ -22,20 +22,22 @@ def add(command: Command) -> None:
         metavar="RUNS_DIR",
         help="folder that holds runs, at any depth (default runs)",
     )
-    board.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond this machine a token is made")
-    board.add_argument("--port", type=int, default=8765, help="port to listen on, 0 for a free one (default 8765)")
-    board.add_argument("--token", action="store_true", help="ask for a token on this machine too")
     board.add_argument(
-        "--name", action="append", default=[], metavar="NAME", help="a further name by which browsers may ask"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; a token is required unless it is this machine's own (default 127.0.0.1)",
     )
+    board.add_argument("--port", type=int, default=8765, help="port to listen on, 0 for a free one (default 8765)")
+    board.add_argument("--token", action="store_true", help="require a token on this machine too")
+    board.add_argument("--name", action="append", default=[], metavar="NAME", help="additional host name to accept")
     board.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def _board(args: argparse.Namespace) -> int:
-    from fedveca.views.board.guard import loopback, token
-
     try:
-        from fedveca.views.board.app import app, serve
+        from fedveca.views.board.app import make_app
+        from fedveca.views.board.connections import make_server
+        from fedveca.views.board.guard import is_loopback, make_token
 
         if not args.runs.is_dir():
             raise UserError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
@@ -44,19 +46,19 @@ def _board(args: argparse.Namespace) -> int:
         if not args.host.strip() or not all(name.strip() for name in args.name):
             wrong, like = ("--host", "127.0.0.1") if not args.host.strip() else ("--name", "board.example")
             raise UserError(f"{wrong} is empty; allowed: an address or a name, such as {like}")
-        secret = token() if args.token or not loopback(args.host) else ""
-        application = app(args.runs, host=args.host, token=secret, names=tuple(args.name))
+        secret = make_token() if args.token or not is_loopback(args.host) else ""
+        application = make_app(args.runs, host=args.host, token=secret, names=tuple(args.name))
     except ModuleNotFoundError as error:
         raise UserError("fedveca board needs the extra fedveca[board]: pip install 'fedveca[board]'") from error
     with _listen(args.host, args.port) as listening:
         shown = f"[{args.host}]" if ":" in args.host else args.host
         shown = socket.gethostname() if args.host in ("0.0.0.0", "::") else shown
         address = f"http://{shown}:{listening.getsockname()[1]}/{f'?token={secret}' if secret else ''}"
-        print(f"board of {args.runs}: {address}   (Ctrl-C ends it)", flush=True)
+        print(f"board of {args.runs}: {address}   (Ctrl-C stops it)", flush=True)
         if args.open:
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
-            serve(application, listening)
+            make_server(application).run(sockets=[listening])
     return 0
 
 
@@ -66,4 +68,4 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         why = str(error.strerror).split(" (while")[0] if isinstance(error, OSError) else "it is not a host name"
-        raise UserError(f"--host {host} --port {port} cannot be used: {why}; --port 0 takes a free one") from error
+        raise UserError(f"--host {host} --port {port} cannot be used: {why}; --port 0 chooses a free one") from error

@@ -6,14 +6,15 @@ Loads no PyTorch: Flower starts a process for every message.
 from __future__ import annotations
 
 import json
-from typing import Any, NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 PROCESS = "node_process"  # in a node's folder: the log of its process, the file with its id, and its socket
 Setting = bool | int | float | str
-Vectors = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[np.generic]]
 
 
 class NodeOrder(TypedDict):
@@ -28,7 +29,7 @@ class NodeOrder(TypedDict):
     known: NotRequired[int]  # the round whose memory counts; -1 is none
 
 
-class Request(TypedDict):
+class NodeRequest(TypedDict):
     """An order, with what its message says of the run and of the node."""
 
     settings: dict[str, Setting]
@@ -36,7 +37,7 @@ class Request(TypedDict):
     order: NodeOrder
 
 
-class Answer(TypedDict, total=False):
+class NodeAnswer(TypedDict, total=False):
     """A client's answer besides its vectors, or only the error in its place."""
 
     fields: dict[str, int | bool]
@@ -44,16 +45,16 @@ class Answer(TypedDict, total=False):
     error: str
 
 
-def encode(content: Request | Answer, vectors: Vectors) -> bytes:
+def encode(content: NodeRequest | NodeAnswer, vectors: Arrays) -> bytes:
     return save(vectors, {"content": json.dumps(content)})
 
 
-def decode_request(data: bytes) -> tuple[Request, Vectors]:
-    return cast(Request, _read_header(data)), load(data)
+def decode_request(data: bytes) -> tuple[NodeRequest, Arrays]:
+    return cast(NodeRequest, _read_header(data)), load(data)
 
 
-def decode_answer(data: bytes) -> tuple[Answer, Vectors]:
-    return cast(Answer, _read_header(data)), load(data)
+def decode_answer(data: bytes) -> tuple[NodeAnswer, Arrays]:
+    return cast(NodeAnswer, _read_header(data)), load(data)
 
 
 def _read_header(data: bytes) -> object:

@@ -9,7 +9,6 @@ Where there is no fork server yet, it starts one and runs the program itself thi
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import shlex
@@ -60,6 +59,11 @@ def run_fork_server(folder: Path, parent: int) -> None:
 
 
 def _serve(folder: Path, parent: int) -> None:
+    import flwr.clientapp  # what a message needs, loaded once
+    import flwr.serverapp  # noqa: F401
+
+    import fedveca.cohorts.flower.messages
+    import fedveca.deploy.exchange  # noqa: F401
     from fedveca.deploy.pin import enforce_pin
     from fedveca.deploy.private_api import load_program, use_socket
     from fedveca.deploy.processes import is_alive
@@ -67,8 +71,6 @@ def _serve(folder: Path, parent: int) -> None:
     use_socket(folder)
     enforce_pin(folder)
     run = load_program(PROGRAM)
-    for name in ("fedveca.cohorts.flower.messages", "fedveca.deploy.exchange", "flwr.clientapp", "flwr.serverapp"):
-        importlib.import_module(name)
     gc.freeze()  # children share what is loaded
     home = os.getcwd()
     os.chdir(folder)  # a socket's path must be short

@@ -300,14 +300,14 @@ async def _write(writer: asyncio.StreamWriter, content: bytes | None) -> None:
         await writer.drain()
 
 
-async def _main(args: argparse.Namespace) -> None:
+async def _listen(args: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     with socket.create_server((args.host, args.port), family=family, backlog=256) as listener:
         print(f"the gateway listens on {args.host} port {args.port}", flush=True)
         await Gateway(args.keys, args.api, args.tls).serve(listener)
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.gateway", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -319,7 +319,7 @@ def main() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     try:
-        asyncio.run(_main(args))
+        asyncio.run(_listen(args))
     except OSError as error:
         sys.exit(f"the gateway cannot listen on {args.host} port {args.port}: {os.strerror(error.errno or 0)}")
     except KeyboardInterrupt:
@@ -327,4 +327,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

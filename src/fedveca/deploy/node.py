@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedveca.deploy.exchange import PROCESS, Answer, NodeOrder, Request, Setting, Vectors, decode_answer, encode
+from fedveca.deploy.exchange import PROCESS, Arrays, NodeAnswer, NodeOrder, NodeRequest, Setting, decode_answer, encode
 from fedveca.deploy.private_api import find_socket, make_private
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def answer(message: Message, context: Context) -> Message:
     from fedveca.cohorts.flower.messages import make_reply, read_order
 
     order, vectors = read_order(message)
-    request: Request = {
+    request: NodeRequest = {
         "settings": cast(dict[str, Setting], dict(context.run_config)),
         "client": int(context.node_config["partition-id"]),
         "order": cast(NodeOrder, order),
@@ -51,7 +51,7 @@ def answer(message: Message, context: Context) -> Message:
     return make_reply(message, content["fields"], content["numbers"], result)
 
 
-def _request_work(request: Request, vectors: Vectors) -> tuple[Answer, Vectors]:
+def _request_work(request: NodeRequest, vectors: Arrays) -> tuple[NodeAnswer, Arrays]:
     data, folder = encode(request, vectors), find_node_folder()
     if "ray" in sys.modules:
         from fedveca.deploy.node_process import work
@@ -78,7 +78,7 @@ def find_node_folder() -> Path:
 def _connect_or_start(folder: Path) -> Connection:
     """A connection to the node's process, which is started where there is none."""
     try:
-        return connect(folder)
+        return connect_to_process(folder)
     except (OSError, ValueError, KeyError, EOFError):
         pass
     log_file = folder / f"{PROCESS}.log"
@@ -93,13 +93,13 @@ def _connect_or_start(folder: Path) -> Connection:
     until = time.monotonic() + NODE_START_SECONDS
     while process.poll() is None and time.monotonic() < until:
         try:
-            return connect(folder, process.pid)
+            return connect_to_process(folder, process.pid)
         except (OSError, ValueError, KeyError, EOFError):
             time.sleep(0.02)
     raise RuntimeError(f"the node's process did not start; see {log_file}")
 
 
-def connect(folder: Path, pid: int = 0) -> Connection:
+def connect_to_process(folder: Path, pid: int = 0) -> Connection:
     """A connection to the process of the node with this folder, with id `pid` if one is named."""
     found = int(json.loads((folder / f"{PROCESS}.json").read_text())["pid"])
     if pid and found != pid:

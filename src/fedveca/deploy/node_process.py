@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.exchange import PROCESS, Answer, Request, Setting, Vectors, decode_request, encode
+from fedveca.deploy.exchange import PROCESS, Arrays, NodeAnswer, NodeRequest, Setting, decode_request, encode
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
@@ -33,6 +33,7 @@ from fedveca.errors import UserError, printable
 from fedveca.runs.build import cohort_options, load_data, make_method, make_problem
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
+from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import prepare
 from fedveca.tasks.partition import Shares
 
@@ -50,14 +51,14 @@ def work(data: bytes, folder: Path) -> bytes:
         return encode({"error": why}, {})
 
 
-def experiment_of_config(settings: dict[str, Setting]) -> Experiment:
+def make_experiment(settings: dict[str, Setting]) -> Experiment:
     """The experiment of a run-config, which may also hold what is not a setting."""
     known: dict[str, Any] = {name: value for name, value in settings.items() if name in FIELDS}
     return Experiment(**known)
 
 
-def _answer(request: Request, arrays: Vectors, folder: Path) -> tuple[Answer, Vectors]:
-    order, client, e = request["order"], request["client"], experiment_of_config(request["settings"])
+def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAnswer, Arrays]:
+    order, client, e = request["order"], request["client"], make_experiment(request["settings"])
     pinned = read_pin(folder)
     if pinned is not None and ":" in e.model and e.model != pinned["model"]:
         raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
@@ -138,7 +139,7 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str) -> L
     problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample)
     alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
     options = cohort_options(e)
-    options |= {"aggregate": Mean, "pixels": pixels}  # of one client: the rule is the server's
+    options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return LocalCohort(make_method(e), problem, x, y, alone, device=device, **options)
 
@@ -166,10 +167,11 @@ def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
             with open(name, "rb") as content, np.load(content) as file:
                 x, y = file["x"], file["y"]
         else:
-            x, y = _import_object(name)()
+            x, y = cast(Callable[[], tuple[object, object]], import_object(name, source))()
         x, y = (torch.from_numpy(np.ascontiguousarray(v)) if not isinstance(v, Tensor) else v for v in (x, y))
     except Exception as error:
-        why = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+        cause = error.__cause__ or error
+        why = printable(" ".join(f"{type(cause).__name__}: {cause}".split()))
         raise UserError(
             f"{source}={name} cannot be read ({why}); it is an npz file with x and y, a folder with x.npy and y.npy, "
             "or package.module:load"
@@ -184,13 +186,7 @@ def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
     return x, y if y.is_floating_point() else y.long()
 
 
-def _import_object(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # a file of the user in the working folder
-    return getattr(importlib.import_module(module), attribute)
-
-
-def main() -> None:
+def _main() -> None:
     """Answers requests on a socket in the node's private folder until the SuperNode is gone."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     last_use = [time.monotonic()]
@@ -222,4 +218,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from fedveca.errors import UserError
+from fedveca.runs.files import write_atomic
 
 PIN_FILE = "pinned.json"
 _PROJECT_FILE = "pyproject.toml"
@@ -59,8 +60,6 @@ def describe_app(app: Path) -> Pin:
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
-    from fedveca.runs.files import write_atomic  # which loads PyTorch: a message's process must not
-
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:
         if not node.is_dir():

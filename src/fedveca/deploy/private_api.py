@@ -127,7 +127,7 @@ def keep_running(parent: int) -> None:
         time.sleep(1)
 
 
-def main() -> None:
+def _main() -> None:
     name = sys.argv[1]
     sys.argv = sys.argv[1:]
     if name == "flower-superexec":
@@ -142,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from fedveca.errors import UserError
+from fedveca.runs.files import write_atomic
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -58,14 +59,14 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
     """
     with _report_status():
         from fedveca.deploy.log_observer import LogObserver
-        from fedveca.deploy.node_process import experiment_of_config
+        from fedveca.deploy.node_process import make_experiment
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
 
         config = dict(context.run_config)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
-        e = Run.open(former).experiment if former else experiment_of_config(config)
+        e = Run.open(former).experiment if former else make_experiment(config)
         if former:
             e = dataclasses.replace(e, rounds=max(int(config.get("rounds", 0)), e.rounds))
         test = data or load_test_data(e)
@@ -73,14 +74,13 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         observers = [LogObserver()]
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
-        folder = Path(out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower")
+        out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower"
         by = LOCAL if STATE in os.environ else FLOWER
-        return run(e, folder, observers=observers, data=test, cohort=cohort, started_by=by)
+        return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
 def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
     """The federation's clients as a cohort; returns when all of them are connected."""
-    from fedveca.cohorts.aggregate import Mean
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.build import cohort_options, make_method
 
@@ -91,12 +91,12 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
         make_method(e),
         e.clients,
         {"classes": data.classes, "pixels": data.pixels},
-        want_loss=options.get("want_loss", True),
-        want_loss_after=options.get("want_loss_after", False),
+        want_loss=options["want_loss"],
+        want_loss_after=options["want_loss_after"],
         wire=e.wire,
         timeout=e.round_timeout,
         min_clients=e.min_clients,
-        aggregate=options.get("aggregate", Mean),
+        aggregate=options["aggregate"],
         say=say,
         nodes=_read_nodes(),
     )
@@ -174,6 +174,4 @@ def _report_status() -> Iterator[None]:
 
 
 def _write_status(path: Path, status: ServerStatus) -> None:
-    from fedveca.runs.files import write_atomic
-
     write_atomic(path, json.dumps(status).encode())

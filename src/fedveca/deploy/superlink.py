@@ -197,7 +197,7 @@ def search_path(programs: Path) -> str:
     return os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.superlink")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", required=True)
@@ -222,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -50,7 +50,7 @@ def prepare_node(
     }
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.supernode")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
@@ -66,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

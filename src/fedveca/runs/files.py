@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar, cast
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.schema import Json, parse_object
+from fedveca.runs.schema import Direction, Json, parse_object
 from fedveca.safe_files import open_regular
 
 OBJECT_BYTES = 4 * 2**20  # the most of a JSON file that is read at once
 DEEPEST = 32  # lists and objects within each other; a run writes three
+PARTS = 2**17  # lists and objects in all: an empty one takes 30 times its text
+T = TypeVar("T")
 
 
 def find_inside(folder: Path, name: str) -> Path:
@@ -90,17 +92,36 @@ def _complete_lines(file: BinaryIO, name: str, most: int, before: int = 0) -> It
 
 def read_object(folder: Path, name: str, most: int = OBJECT_BYTES) -> dict[str, Json]:
     """The names and values of a JSON file; UserError or OSError where it cannot be what a run wrote."""
-    found = parse_object(read_inside(folder, name, most).decode(), name)
-    level: list[Json] = [found]
+    return parse_bounded(read_inside(folder, name, most), name, lambda text: parse_object(text, name))
+
+
+def parse_bounded(content: bytes, where: str, parse: Callable[[str], T]) -> T:
+    """What `parse` makes of a text; UserError where it has too many lists and objects, or too deep ones."""
+    if content.count(b"[") + content.count(b"{") > PARTS:
+        raise UserError(f"{where} has more than {PARTS} lists and objects")
+    try:
+        found = parse(content.decode())
+    except RecursionError as error:
+        raise UserError(f"{where} is nested more than {DEEPEST} deep") from error
+    level: list[object] = [found]
     for _ in range(DEEPEST):
-        inner: list[Json] = []
+        inner: list[object] = []
         for each in level:
             parts = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
             inner += [part for part in parts if isinstance(part, dict | list)]
         if not inner:
             return found
         level = inner
-    raise UserError(f"{name} is nested more than {DEEPEST} deep")
+    raise UserError(f"{where} is nested more than {DEEPEST} deep")
+
+
+def read_directions(folder: Path) -> dict[str, Direction]:
+    """What a custom metric stated about itself; nothing where environment.json cannot be what a run wrote."""
+    with contextlib.suppress(OSError, ValueError):
+        stated = read_object(folder, "environment.json").get("better")
+        if isinstance(stated, dict):
+            return {k: cast(Direction, v) for k, v in stated.items() if v in ("higher", "lower")}
+    return {}
 
 
 def require_inside(folder: Path, name: str, exempt: str = "") -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveca.errors import UserError, printable
 from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, read_experiment
-from fedveca.runs.files import read_inside, read_lines, read_object, write_atomic
+from fedveca.runs.files import read_directions, read_inside, read_lines, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
     SCHEMA,
@@ -110,7 +110,7 @@ class Run:
                 record = parse_object(text, f"line {k + 1} of rounds.jsonl")
                 if validate_round(record, k):  # at once: what is invalid is not read to its end
                     rounds.append(record)
-            return Run(experiment, rounds, cast(Summary, summary), {}, folder, _read_directions(folder))
+            return Run(experiment, rounds, cast(Summary, summary), {}, folder, read_directions(folder))
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
@@ -301,15 +301,6 @@ def _describe_partition(counts: Tensor) -> Partition:
         "sizes": counts.sum(1)[pick].tolist(),
         "labels": counts[pick].tolist(),
     }
-
-
-def _read_directions(folder: Path) -> dict[str, Direction]:
-    """What a custom metric stated about itself; nothing where environment.json cannot be what a run wrote."""
-    with contextlib.suppress(OSError, ValueError):
-        stated = read_object(folder, "environment.json").get("better")
-        if isinstance(stated, dict):
-            return {k: cast(Direction, v) for k, v in stated.items() if v in ("higher", "lower")}
-    return {}
 
 
 def _remove_drafts(folder: Path) -> None:

@@ -33,23 +33,23 @@ def lock_folder(folder: Path, make: bool = False) -> Iterator[None]:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        with contextlib.suppress(OSError), os.fdopen(open_regular(path, os.O_WRONLY), "wb") as file:
-            file.truncate()
-            file.write(str(os.getpid()).encode())
     except Timeout as error:
         raise InUse(f"{folder} is in use by {_find_holder(path)}; wait for it or stop it") from error
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
     try:
+        with contextlib.suppress(OSError), os.fdopen(open_regular(path, os.O_WRONLY), "wb") as file:
+            file.truncate()
+            file.write(str(os.getpid()).encode())
         yield
         new = False
     finally:
+        with contextlib.suppress(OSError):
+            if new and os.listdir(folder) == [LOCK_FILE]:
+                path.unlink()  # while it is locked: whoever waits for it sees that it is gone
+                folder.rmdir()
         lock.release()
-        if new:
-            with contextlib.suppress(OSError):
-                path.unlink()
-                folder.rmdir()  # only where nothing is in it
 
 
 def _find_holder(path: Path) -> str:

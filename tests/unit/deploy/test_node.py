@@ -22,10 +22,11 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.deploy import private_api
-from fedveca.deploy.exchange import Answer, NodeOrder, decode_answer, encode
-from fedveca.deploy.node import connect
+from fedveca.deploy.exchange import NodeAnswer, NodeOrder, decode_answer, encode
+from fedveca.deploy.log_observer import LogObserver
+from fedveca.deploy.node import connect_to_process
 from fedveca.deploy.node_process import NodeMemoryFiles, load_node_rows, make_node_cohort, work
-from fedveca.deploy.server import RoundLog, load_test_data
+from fedveca.deploy.server import load_test_data
 from fedveca.deploy.templates import parse_host
 from fedveca.runs.build import Built, build, cohort_options
 from fedveca.runs.experiment import Experiment
@@ -265,7 +266,7 @@ def test_another_user_cannot_reach_a_nodes_worker(tmp_path: Path) -> None:
         sockets = {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir() if link.is_symlink()}
         tcp = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
         assert not [s for s in sockets if s.startswith("socket:[") and f" {s[8:-1]} " in tcp]
-        with connect(folder, process.pid) as connection:
+        with connect_to_process(folder, process.pid) as connection:
             connection.send_bytes(b"nothing that it knows")
             assert b"error" in connection.recv_bytes()
     finally:
@@ -308,7 +309,7 @@ def test_a_folder_of_another_user_is_not_made_private(tmp_path: Path) -> None:
 
 def ask(
     e: Experiment, client: int, folder: Path, vectors: dict[str, torch.Tensor], classes: int = 10, **order: Any
-) -> tuple[Answer, dict[str, torch.Tensor]]:
+) -> tuple[NodeAnswer, dict[str, torch.Tensor]]:
     """The answer of a node's process to one request."""
     asked: NodeOrder = {"classes": classes, "pixels": "as-is", **order}  # type: ignore[typeddict-item]
     arrays = {name: v.numpy() for name, v in vectors.items()}
@@ -374,11 +375,18 @@ def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkey
 
 def test_options_of_a_cohort_are_the_settings() -> None:
     e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last")
-    expected = {"batch": 3, "seed": 5, "probe": 7, "loss": False, "after": False, "memory_bytes": 11 * 2**20}
+    expected = {
+        "batch": 3,
+        "seed": 5,
+        "probe": 7,
+        "want_loss": False,
+        "want_loss_after": False,
+        "memory_bytes": 11 * 2**20,
+    }
     assert cohort_options(e) == expected | {"aggregate": Mean}
     for keep, after in (("best", False), ("rollback", True)):
         options = cohort_options(replace(e, keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3))
-        assert (options["loss"], options["after"]) == (True, after)
+        assert (options["want_loss"], options["want_loss_after"]) == (True, after)
         assert getattr(options["aggregate"], "args") == (2.5, 0.3)  # noqa: B009
 
 
@@ -434,11 +442,11 @@ def test_targets_of_the_server_are_labels_or_numbers(
 
 
 def test_the_servers_line_has_the_runs_metric_and_faults(tmp_path: Path) -> None:
-    log = RoundLog()
+    log = LogObserver()
     log.start(Experiment(rounds=7), tmp_path)
     record = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_accuracy": 0.8765}
     assert log.format_round(record) == "round 3/7  accuracy 87.65 %  1.3 s"
     other = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_absolute_error": 2.0 / 3}
     faults = {"faults": [{"client": 1, "what": "timed out after 5 s"}]}
-    assert log.format_round(other | faults) == "round 3/7  absolute_error 0.6667  1.3 s  client 1 timed out after 5 s"
+    assert log.format_round(other | faults) == "round 3/7  absolute error 0.6667  1.3 s  client 1 timed out after 5 s"
     assert log.format_round({"round": 0, "seconds": 0.0, "test_accuracy": None}) == "round 1/7  0.0 s"

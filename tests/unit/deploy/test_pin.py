@@ -12,7 +12,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from fedveca.cli import main
-from fedveca.deploy.exchange import NodeOrder, Request, decode_answer, encode
+from fedveca.deploy.exchange import NodeOrder, NodeRequest, decode_answer, encode
 from fedveca.deploy.node_process import work
 from fedveca.deploy.pin import AppRejected, check_app, describe_app, pin, read_pin
 from fedveca.deploy.provision import write_app
@@ -122,7 +122,7 @@ def test_a_models_code_is_run_only_if_it_is_pinned(app: Path, tmp_path: Path, na
     node.mkdir()
     pin(app, [node])
     order: NodeOrder = {"classes": 10, "pixels": "as-is"}
-    request: Request = {"settings": {"model": named, "clients": 2}, "client": 0, "order": order}
+    request: NodeRequest = {"settings": {"model": named, "clients": 2}, "client": 0, "order": order}
     answer, _ = decode_answer(work(encode(request, {"w": np.zeros(64, np.float32)}), node))
     assert ("error" not in answer) == allowed, answer
     if not allowed:

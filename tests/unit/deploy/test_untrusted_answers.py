@@ -292,6 +292,27 @@ def test_a_node_that_fails_while_others_join_does_not_flood_the_first_line(
     assert len(asked(E, cohort)[1].faults) == 100
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_round_of_fewer_than_min_clients_is_void_and_repeated(failures: int, tmp_path: Path) -> None:
+    """Each failure is marked with its own attempt, whatever its text; with min_clients=1 the round counts at once."""
+    count = 0
+
+    def fails(records: dict[str, Any]) -> Error | None:
+        nonlocal count
+        count += 1
+        return Error(3, "null and void") if count <= failures else None
+
+    e = replace(E, min_clients=3)
+    who, report = asked(e, joined(e, tmp_path, {(BAD, 0): fails}))
+    assert who.tolist() == [0, 1, 2]
+    reasons = [f"failed: null and void (Flower's error 3) (attempt {n}, void)" for n in range(1, failures + 1)]
+    assert list(report.faults) == [{"client": BAD, "what": reason} for reason in reasons]
+    count = 0
+    who, report = asked(E, joined(E, tmp_path, {(BAD, 0): fails}))
+    assert who.tolist() == [0, 2]
+    assert list(report.faults) == [{"client": BAD, "what": "failed: null and void (Flower's error 3)"}]
+
+
 def say_client(client: int) -> Change:
     return put("answer", "client", client)
 

@@ -22,7 +22,7 @@ from test_board import Client, ask, line, written
 
 from fedveca.cli import main
 from fedveca.views.board import connections
-from fedveca.views.board.app import Shared, app
+from fedveca.views.board.app import SharedAnswer, make_app
 from fedveca.views.board.tail import RunTail
 
 pytestmark = pytest.mark.slow
@@ -38,15 +38,15 @@ def api(client: Client, what: str, *runs: str) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def peak_bytes(follow: RunTail) -> int:
+def peak_bytes(tail: RunTail) -> int:
     """The most memory that reading a run and showing it takes at a time."""
     tracemalloc.start()
     try:
-        follow.read(600)
-        for name in follow.names()[1]:
-            follow.heat(name, 0, 1e9, 200, 500)
-        for name in follow.names()[0]:
-            follow.curve(name, "round", 0, 1e9, 500)
+        tail.read(600)
+        for name in tail.list_names()[1]:
+            tail.read_heat_map(name, 0, 1e9, 200, 500)
+        for name in tail.list_names()[0]:
+            tail.read_curve(name, "round", 0, 1e9, 500)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -58,20 +58,20 @@ def peak_bytes(follow: RunTail) -> int:
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("summary.json", f'{{"kept": {{}}, "x": {DEEP}}}', "summary.json cannot be read: it is nested"),
-        ("summary.json", f'{{"kept": {{}}, "x": {DEEP * 100}', "summary.json cannot be read: "),
-        ("summary.json", '{"stopped": ' + "[" * 100 + "]" * 100 + "}", "summary.json cannot be read: it is nested"),
-        ("summary.json", '{"x": [' + "[]," * 2**17 + "[]]}", "summary.json cannot be read: it has more than 131072"),
+        ("summary.json", f'{{"kept": {{}}, "x": {DEEP}}}', "summary.json is nested more than 32 deep"),
+        ("summary.json", f'{{"kept": {{}}, "x": {DEEP * 100}', "summary.json is "),
+        ("summary.json", '{"stopped": ' + "[" * 100 + "]" * 100 + "}", "summary.json is nested more than 32 deep"),
+        ("summary.json", '{"x": [' + "[]," * 2**17 + "[]]}", "summary.json has more than 131072"),
         ("rounds.jsonl", '{"round": 0, "x": [' + "[]," * 2**17 + "[]]}\n", "rounds.jsonl cannot be read: none of"),
-        ("experiment.toml", ".".join("a" * 30_000) + " = 1", "experiment.toml cannot be read: it has more than"),
-        ("experiment.toml", ".".join("a" * 900) + " = 1", "experiment.toml cannot be read: it is nested"),
-        ("experiment.toml", f'method = "{"a" * 2**16}"', "experiment.toml cannot be read: it is larger than"),
-        ("experiment.toml", f'"{"b" * 9999}" = 1\n' * 2, "experiment.toml cannot be read: "),
+        ("experiment.toml", ".".join("a" * 30_000) + " = 1", "experiment.toml has more than"),
+        ("experiment.toml", ".".join("a" * 900) + " = 1", "experiment.toml is nested more than 32 deep"),
+        ("experiment.toml", f'method = "{"a" * 2**16}"', "experiment.toml is too large"),
+        ("experiment.toml", f'"{"b" * 9999}" = 1\n' * 2, "experiment.toml is not TOML: "),
         ("experiment.toml", f"{GOOD}clients = {10**18}", "clients = 1000000000000000000 is not allowed; allowed: 1 to"),
         ("experiment.toml", f"{GOOD}rounds = {10**308}", "rounds = 1000"),
         ("experiment.toml", f"{GOOD}rounds = 0", "rounds = 0 is not allowed"),
         ("experiment.toml", f'{GOOD}clients = "many"', "clients = many is not allowed"),
-        ("experiment.toml", f"{GOOD}clients = [[1]]", "clients = that is not allowed"),
+        ("experiment.toml", f"{GOOD}clients = [[1]]", "clients = a list or a table is not allowed"),
         ("rounds.jsonl", f'{{"round": 0, "x": {DEEP}}}\n', "rounds.jsonl cannot be read: none of its last lines"),
         ("rounds.jsonl", "\0" * 1000 + "\n", "rounds.jsonl cannot be read: none of its last lines"),
     ],
@@ -108,9 +108,9 @@ def test_memory_is_that_of_the_lines_and_not_of_the_settings(
 ) -> None:
     names = {f"x{i}": [0.5, 1.5] for i in range(15)}
     folder = written(tmp_path / "a", [line(k, [1, 2], **names) for k in range(lines)])
-    follow = RunTail(folder / "rounds.jsonl", clients, rounds)
-    assert peak_bytes(follow) < 2**22 + 2 * (folder / "rounds.jsonl").stat().st_size
-    z = [v for row in follow.heat("tau", 0, 1e9, 50, 1)["z"] for v in row if v is not None]
+    tail = RunTail(folder / "rounds.jsonl", clients, rounds)
+    assert peak_bytes(tail) < 2**22 + 2 * (folder / "rounds.jsonl").stat().st_size
+    z = [v for row in tail.read_heat_map("tau", 0, 1e9, 50, 1)["z"] for v in row if v is not None]
     assert z == [1.5]
 
 
@@ -118,17 +118,17 @@ def test_short_lines_after_one_of_many_names_take_little(tmp_path: Path) -> None
     many = {f"n{i}": i for i in range(60)}
     lines = [many | {"round": 0}, *({"round": k} for k in range(1, 10_000)), many | {"round": 10_000}]
     folder = written(tmp_path / "a", lines)
-    follow = RunTail(folder / "rounds.jsonl", 1, 1)
-    assert peak_bytes(follow) < 8 * (folder / "rounds.jsonl").stat().st_size
-    assert follow.curve("n7", "round", 0, 1e9, 500) == ([1, 10_001], [7, 7])
+    tail = RunTail(folder / "rounds.jsonl", 1, 1)
+    assert peak_bytes(tail) < 8 * (folder / "rounds.jsonl").stat().st_size
+    assert tail.read_curve("n7", "round", 0, 1e9, 500) == [[1, 10_001], [7, 7]]
 
 
 def test_the_numbers_of_one_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.tail.MOST", 100)
+    monkeypatch.setattr("fedveca.views.board.tail._NUMBERS", 100)
     folder = written(tmp_path / "a", [line(k, [1, 2, 3]) for k in range(500)], clients=3)
-    follow = RunTail(folder / "rounds.jsonl", 3, 500)
-    follow.read()
-    assert (follow.kept < 120, len(follow.starts) + follow.damaged, follow.share) == (True, 500, 1.0)
+    tail = RunTail(folder / "rounds.jsonl", 3, 500)
+    tail.read()
+    assert (tail.kept < 120, len(tail.starts) + tail.damaged, tail.share) == (True, 500, 1.0)
 
 
 def test_numbers_that_json_does_not_have_are_null_in_the_log(tmp_path: Path) -> None:
@@ -159,37 +159,37 @@ def test_faults_and_names_that_are_no_text_harm_nobody(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_skipped_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.tail.LONGEST", 2000)
+    monkeypatch.setattr("fedveca.views.board.tail._LINE_BYTES", 2000)
     folder = written(tmp_path / "a", [line(0, [1]), "x" * 9000, line(1, [1])], "y" * 5000)
-    follow = RunTail(folder / "rounds.jsonl", 1, 9)
-    follow.read()
-    assert (len(follow.starts), follow.damaged, follow.share) == (2, 2, 1.0)
+    tail = RunTail(folder / "rounds.jsonl", 1, 9)
+    tail.read()
+    assert (len(tail.starts), tail.damaged, tail.share) == (2, 2, 1.0)
     with open(folder / "rounds.jsonl", "a") as rounds:
         rounds.write("\n" + json.dumps(line(2, [1])) + "\n")
-    follow.read()
-    assert (len(follow.starts), follow.damaged) == (3, 2)
-    assert [entry["round"] for entry in follow.log(9, 9)[1]] == [0, 1, 2]
+    tail.read()
+    assert (len(tail.starts), tail.damaged) == (3, 2)
+    assert [entry["round"] for entry in tail.read_log(9, 9)[1]] == [0, 1, 2]
 
 
 def test_the_log_reads_its_lines_and_not_what_lies_between_them(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", [line(0, [1]), *["#" * 2**20] * 20, line(1, [1]), *["#" * 2**20] * 20])
-    follow = RunTail(folder / "rounds.jsonl", 1, 9)
-    follow.read(600)
+    tail = RunTail(folder / "rounds.jsonl", 1, 9)
+    tail.read(600)
     tracemalloc.start()
     try:
-        first, lines = follow.log(2, 10)
+        first, lines = tail.read_log(2, 10)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
-    assert (first, [entry["round"] for entry in lines], follow.damaged) == (0, [0, 1], 40)
+    assert (first, [entry["round"] for entry in lines], tail.damaged) == (0, [0, 1], 40)
 
 
 def test_a_heat_map_has_a_bounded_number_of_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.tail.SENT", 600)
+    monkeypatch.setattr("fedveca.views.board.tail._SENT", 600)
     folder = written(tmp_path / "a", [line(k, [1, 2]) for k in range(300)], clients=1000)
-    follow = RunTail(folder / "rounds.jsonl", 1000, 300)
-    follow.read()
-    heat = follow.heat("tau", 0, 1e9, 2000, 4000)
+    tail = RunTail(folder / "rounds.jsonl", 1000, 300)
+    tail.read()
+    heat = tail.read_heat_map("tau", 0, 1e9, 2000, 4000)
     assert (len(heat["z"]), len(heat["z"][0]), heat["clients"]) == (2, 300, 500)
 
 
@@ -303,10 +303,10 @@ def test_the_guard_rejects_two_host_headers_of_any_server(tmp_path: Path, hosts:
 @pytest.fixture
 def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Any]]:
     """A port of a server with short limits, and its connections."""
-    monkeypatch.setattr(connections, "ARRIVE", 0.5)
-    monkeypatch.setattr(connections, "STALL", 0.5)
+    monkeypatch.setattr(connections, "_REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "_STALL_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = connections.server(app(tmp_path))
+        server = connections.make_server(make_app(tmp_path))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -363,16 +363,16 @@ def test_a_slow_reader_gets_all(near: tuple[int, Any]) -> None:
 
 def test_one_look_answers_all_who_asked_before_it() -> None:
     looks: list[int] = []
-    shared = Shared(lambda: bytes(looks.append(1) or len(looks)))
+    shared = SharedAnswer(lambda: bytes(looks.append(1) or len(looks)))
     early = time.monotonic()
     assert [len(shared(early)) for _ in range(3)] == [1, 1, 1]
     assert len(shared(time.monotonic())) == 2  # a later question gets a later look
 
 
 def test_bodies_that_wait_for_their_readers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.app.HELD", 100)
+    monkeypatch.setattr("fedveca.views.board.app._WAITING_BYTES", 100)
     written(tmp_path / "a", [line(0, [1])])
-    board, read, statuses = app(tmp_path), asyncio.Event(), list[int]()
+    board, read, statuses = make_app(tmp_path), asyncio.Event(), list[int]()
     scope = {"type": "http", "method": "GET", "path": "/api/run", "query_string": b"run=a", "root_path": ""}
     scope |= {"headers": [(b"host", b"127.0.0.1")], "server": ("127.0.0.1", 1)}
 

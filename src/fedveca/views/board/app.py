@@ -3,153 +3,201 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
-import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from fedveca.algorithms.registry import is_pooled
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
 from fedveca.errors import UserError
+from fedveca.runs.files import read_directions, read_object
+from fedveca.runs.schema import SCHEMA, Json, describe_quantity
 from fedveca.version import __version__
-from fedveca.views.board import files
+from fedveca.views.board.files import get_count, read_settings, to_plain_json
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex
-from fedveca.views.board.tail import AXES, RunTail
+from fedveca.views.board.tail import BOARD_AXES, FaultRow, HeatMap, RunTail
 from fedveca.views.report.plotly_bundle import plotly_script
 
-FOLLOWED = 32  # runs whose columns stay in memory
-WORKING = 4  # questions that are worked on at a time
-SLICE, HELD = 2**16, 2**28  # bytes of an answer that are written at a time, and of all answers that wait to be read
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TAILS = 32  # runs whose columns stay in memory
+_WORKING = 4  # requests that are worked on at a time
+_SLICE_BYTES, _WAITING_BYTES = 2**16, 2**28  # of an answer that are sent at a time, and of all that wait for readers
+_MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-class Desk:
-    """The shelf, and the runs that are being looked at."""
+class RunDetails(TypedDict):
+    """One run's files, as far as they can be read."""
+
+    id: str
+    settings: Json
+    environment: Json
+    summary: Json
+    faults: list[FaultRow]
+    fault_count: int
+    damaged: int
+
+
+class RunCurves(TypedDict):
+    """One run's recorded names, those that the schema does not know described, and the curves asked for."""
+
+    rounds: int
+    share: float
+    names: list[str]
+    lists: list[str]
+    custom: dict[str, dict[str, Json]]
+    damaged: int
+    faults: int
+    curves: dict[str, list[list[float | None]]]
+
+
+class LogPage(TypedDict):
+    """Some lines of rounds.jsonl."""
+
+    first: int
+    total: int
+    lines: list[Json]
+
+
+class BoardApi:
+    """Answers the page's requests about the runs below a folder."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf, self.root = RunIndex(root), str(root)
-        self._followed: OrderedDict[str, RunTail] = OrderedDict()
+        self.index, self.root = RunIndex(root), str(root)
+        self._tails: OrderedDict[str, RunTail] = OrderedDict()
         self._lock = threading.Lock()
 
-    def follow(self, name: str) -> RunTail:
-        """A run's rounds as far as they are read; its lock is for the caller to hold."""
-        folder = self.shelf.folder(name)
+    def get_tail(self, name: str) -> RunTail:
+        """A run's rounds as far as they are read; the caller takes its lock."""
+        folder = self.index.find_folder(name)
         with self._lock:
-            if name not in self._followed:
-                try:
-                    settings = files.settings(folder / "experiment.toml")
-                except ValueError:
-                    settings = {}
-                clients = 1 if is_pooled(str(settings.get("method"))) else settings.get("clients", 1)
-                self._followed[name] = RunTail(folder / "rounds.jsonl", clients, settings.get("rounds", 1))
-            self._followed.move_to_end(name)
-            while len(self._followed) > FOLLOWED:
-                self._followed.popitem(last=False)
-            return self._followed[name]
+            if name not in self._tails:
+                clients, rounds = 1, 1
+                with contextlib.suppress(ValueError, OSError):
+                    settings = read_settings(folder)
+                    rounds = get_count(settings, "rounds") or 1
+                    clients = get_count(settings, "clients") or 1
+                with contextlib.suppress(ValueError, OSError):
+                    clients = get_count(read_object(folder, "partition.json"), "all") or clients  # one of pooled rows
+                self._tails[name] = RunTail(folder / "rounds.jsonl", clients, rounds)
+            self._tails.move_to_end(name)
+            while len(self._tails) > _TAILS:
+                self._tails.popitem(last=False)
+            return self._tails[name]
 
-    def runs(self, query: Query) -> Any:
-        return {"root": self.root, "version": __version__, "runs": self.shelf.rows()}
+    def list_runs(self, query: Query) -> dict[str, object]:
+        """One row per run."""
+        return {"root": self.root, "version": __version__, "runs": [vars(row) for row in self.index.list_runs()]}
 
-    def run(self, query: Query) -> Any:
+    def get_schema(self, query: Query) -> dict[str, dict[str, Json]]:
+        """What a run can record: labels, units, directions, symbols."""
+        return {name: quantity._asdict() for name, quantity in SCHEMA.items()}
+
+    def describe_run(self, query: Query) -> RunDetails:
         """Settings, environment, summary and faults of one run."""
         name = query.one("run")
-        folder, follow = self.shelf.folder(name), self.follow(name)
-        out: dict[str, Any] = {"id": name, "path": str(folder)}
-        for key, file, read in (
-            ("settings", "experiment.toml", files.toml),
-            ("environment", "environment.json", files.table),
-            ("summary", "summary.json", files.table),
-        ):
-            try:
-                out[key] = read(folder / file)
-            except ValueError:
-                out[key] = {}
-        with follow.lock:
-            follow.read()
-            out |= {"faults": list(follow.faults), "fault_count": follow.fault_count, "damaged": follow.damaged}
-        return out
+        folder, tail = self.index.find_folder(name), self.get_tail(name)
+        with tail.lock:
+            tail.read()
+            return {
+                "id": name,
+                "settings": _read_or_empty(lambda: read_settings(folder)),
+                "environment": _read_or_empty(lambda: read_object(folder, "environment.json")),
+                "summary": _read_or_empty(lambda: read_object(folder, "summary.json")),
+                "faults": list(tail.faults),
+                "fault_count": tail.fault_count,
+                "damaged": tail.damaged,
+            }
 
-    def curves(self, query: Query) -> Any:
+    def read_curves(self, query: Query) -> dict[str, str | dict[str, RunCurves]]:
         """Recorded names of some runs over an axis, within a window of it."""
-        axis, width = query.choice("x", AXES), query.whole("width", 500, 10, 4000)
+        axis, width = query.choice("x", BOARD_AXES), query.whole("width", 500, 10, 4000)
         low, high = query.number("from", -math.inf), query.number("to", math.inf)
-        out = {}
+        wanted = query.many("name", 64)
+        out: dict[str, RunCurves] = {}
         for name in query.many("run", 24):
-            follow = self.follow(name)
-            with follow.lock:
-                follow.read()
-                scalars, lists = follow.names()
+            tail = self.get_tail(name)
+            with tail.lock:
+                tail.read()
+                scalars, lists = tail.list_names()
+                custom = [n for n in (*scalars, *lists) if n not in SCHEMA]
+                directions = read_directions(self.index.find_folder(name)) if custom else {}
                 out[name] = {
-                    "rounds": len(follow.starts),
-                    "version": follow.version,
-                    "share": follow.share,
+                    "rounds": len(tail.starts),
+                    "share": tail.share,
                     "names": scalars,
                     "lists": lists,
-                    "damaged": follow.damaged,
-                    "faults": follow.fault_count,
-                    "curves": {n: follow.curve(n, axis, low, high, width) for n in query.many("name", 64)},
+                    "custom": {n: describe_quantity(n, directions)._asdict() for n in custom},
+                    "damaged": tail.damaged,
+                    "faults": tail.fault_count,
+                    "curves": {n: tail.read_curve(n, axis, low, high, width) for n in wanted},
                 }
         return {"x": axis, "runs": out}
 
-    def heat(self, query: Query) -> Any:
+    def read_heat_map(self, query: Query) -> HeatMap:
         """One recorded name of one run, by client and round."""
-        follow = self.follow(query.one("run"))
+        tail = self.get_tail(query.one("run"))
         low, high = query.number("from", -math.inf), query.number("to", math.inf)
         rows, columns = query.whole("height", 200, 1, 2000), query.whole("width", 500, 1, 4000)
-        with follow.lock:
-            follow.read()
-            return {"version": follow.version} | follow.heat(query.one("name"), low, high, rows, columns)
+        with tail.lock:
+            tail.read()
+            return tail.read_heat_map(query.one("name"), low, high, rows, columns)
 
-    def log(self, query: Query) -> Any:
+    def read_log(self, query: Query) -> LogPage:
         """Some lines of rounds.jsonl as they are."""
-        follow = self.follow(query.one("run"))
-        with follow.lock:
-            follow.read()
-            before = query.whole("before", len(follow.starts), 0, 2**31)
-            first, lines = follow.log(before, query.whole("count", 100, 1, 500))
-            return {"first": first, "total": len(follow.starts), "lines": lines}
+        tail = self.get_tail(query.one("run"))
+        with tail.lock:
+            tail.read()
+            before = query.whole("before", len(tail.starts), 0, 2**31)
+            first, lines = tail.read_log(before, query.whole("count", 100, 1, 500))
+            return {"first": first, "total": len(tail.starts), "lines": lines}
 
 
 class Query:
-    """What an address asks for, checked; ValueError in one sentence."""
+    """What an address asks for, checked; UserError in one sentence."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self.pairs, self.asked = pairs, time.monotonic()
 
     def many(self, key: str, most: int) -> list[str]:
-        given = list(dict.fromkeys(v for k, v in self.pairs if k == key))
-        if len(given) > most:
-            raise UserError(f"{len(given)} times {key} is too many; at most {most}")
-        return given
+        values = list(dict.fromkeys(v for k, v in self.pairs if k == key))
+        if len(values) > most:
+            raise UserError(f"{len(values)} times {key} is too many; at most {most}")
+        return values
 
     def one(self, key: str) -> str:
-        given = self.many(key, 1)
-        if not given:
+        values = self.many(key, 1)
+        if not values:
             raise UserError(f"{key} is missing")
-        return given[0]
+        return values[0]
 
-    def choice(self, key: str, of: tuple[str, ...]) -> str:
-        given = (self.many(key, 1) or [of[0]])[0]
-        if given not in of:
-            raise UserError(f"{key}={given} is not known; allowed: {' | '.join(of)}")
-        return given
+    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
+        value = (self.many(key, 1) or [allowed[0]])[0]
+        if value not in allowed:
+            raise UserError(f"{key}={value} is not known; allowed: {' | '.join(allowed)}")
+        return value
 
     def number(self, key: str, default: float) -> float:
-        given = self.many(key, 1)
+        values = self.many(key, 1)
         try:
-            value = float(given[0]) if given else default
+            value = float(values[0]) if values else default
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise UserError(f"{key}={given[0]} is not a number")
+            raise UserError(f"{key}={values[0]} is not a number")
         return value
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
@@ -159,8 +207,8 @@ class Query:
         return int(value)
 
 
-class Shared:
-    """One answer for all who asked before it was begun: many who look at once cost little more than one."""
+class SharedAnswer:
+    """One answer for all who asked before it was begun: many requests at once cost little more than one."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -174,49 +222,49 @@ class Shared:
             return self._body
 
 
-def app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[str, ...] = ()) -> Guard:
-    """The board over the runs below `root`, behind its guard."""
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import FileResponse, Response
-    from starlette.routing import Route
+class SlicedResponse(Response):
+    """Sent piece by piece as it is read: a slow reader takes the memory of the body, which others may share."""
 
-    desk, working, held = Desk(root), asyncio.Semaphore(WORKING), [0]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        last = max(0, len(self.body) - 1) // _SLICE_BYTES * _SLICE_BYTES
+        for at in range(0, last + 1, _SLICE_BYTES):
+            piece = bytes(self.body[at : at + _SLICE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": at < last})
 
-    class Sliced(Response):
-        """Sent piece by piece as it is read: what a slow reader holds is the body, which others may share."""
 
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await send(start)
-            last = max(0, len(self.body) - 1) // SLICE * SLICE
-            for at in range(0, last + 1, SLICE):
-                piece = bytes(self.body[at : at + SLICE])
-                await send({"type": "http.response.body", "body": piece, "more_body": at < last})
+class BoundedResponse(SlicedResponse):
+    """A body that is not shared: all that wait for their readers are bounded together."""
 
-    class Own(Sliced):
-        """A body that nobody shares: all that are being sent together are bounded."""
+    waiting = 0  # bytes
 
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            if held[0] and held[0] + len(self.body) > HELD:
-                busy = {"error": "too many answers are being read slowly; ask again later"}
-                await Response(_json(busy), 503, media_type="application/json")(scope, receive, send)
-                return
-            held[0] += len(self.body)
-            try:
-                await super().__call__(scope, receive, send)
-            finally:
-                held[0] -= len(self.body)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = BoundedResponse
+        if kind.waiting and kind.waiting + len(self.body) > _WAITING_BYTES:
+            busy = {"error": "too many answers are being read slowly; ask again later"}
+            await Response(_encode(busy), 503, media_type="application/json")(scope, receive, send)
+            return
+        kind.waiting += len(self.body)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            kind.waiting -= len(self.body)
 
-    def answers(ask: Callable[[Query], bytes], kind: type[Response]) -> Any:
+
+def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[str, ...] = ()) -> Guard:
+    """The board of the runs below `root`, behind its guard."""
+    api, working = BoardApi(root), asyncio.Semaphore(_WORKING)
+
+    def answer(ask: Callable[[Query], object], kind: type[Response]) -> Callable[[Request], Awaitable[Response]]:
         def work(query: Query) -> tuple[int, bytes, str]:
+            content: object
             try:
-                status, body = 200, ask(query)
+                status, content = 200, ask(query)
             except LookupError as error:
-                status, body = 404, _json({"error": str(error.args[0])})
+                status, content = 404, {"error": str(error.args[0])}
             except (ValueError, OSError) as error:
-                status, body = 400, _json({"error": str(error)})
+                status, content = 400, {"error": str(error)}
+            body = content if isinstance(content, bytes) else _encode(content)
             return status, body, f'"{hashlib.sha256(body).hexdigest()[:24]}"'
 
         async def endpoint(request: Request) -> Response:
@@ -230,41 +278,43 @@ def app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[st
 
         return endpoint
 
-    def serves(path: Path) -> Any:
-        def endpoint(request: Request) -> Response:
-            return FileResponse(path, media_type=TYPES[path.suffix], headers={"cache-control": "no-cache"})
-
-        return endpoint
-
-    def script(request: Request) -> Response:
-        headers = {"etag": f'"{len(_script())}"', "cache-control": "max-age=3600"}
-        return Sliced(_script(), headers=headers, media_type="text/javascript")
-
+    runs = SharedAnswer(lambda: _encode(api.list_runs(Query([]))))
+    asks = {
+        "schema": api.get_schema,
+        "run": api.describe_run,
+        "curves": api.read_curves,
+        "heat": api.read_heat_map,
+        "log": api.read_log,
+    }
     page = Path(str(resources("fedveca") / "views" / "board" / "page"))
-    routes = [Route(f"/{path.name}", serves(path)) for path in sorted(page.iterdir()) if path.suffix in TYPES]
-    routes += [Route("/", serves(page / "board.html")), Route("/plotly.js", script)]
-    runs = Shared(lambda: _json(desk.runs(Query([]))))
-    routes += [Route("/api/runs", answers(lambda query: runs(query.asked), Sliced))]
-    asks = (desk.run, desk.curves, desk.heat, desk.log)
-    routes += [Route(f"/api/{ask.__name__}", answers(_encoding(ask), Own)) for ask in asks]
+    routes = [Route(f"/{path.name}", _serve_file(path)) for path in sorted(page.iterdir()) if path.suffix in _MEDIA]
+    routes += [Route("/", _serve_file(page / "board.html")), Route("/plotly.js", _serve_plotly)]
+    routes += [Route("/api/runs", answer(lambda query: runs(query.asked), SlicedResponse))]
+    routes += [Route(f"/api/{name}", answer(ask, BoundedResponse)) for name, ask in asks.items()]
     return Guard(Starlette(routes=routes), host, token, names)
 
 
-def serve(application: Guard, listening: socket.socket) -> None:
-    """Until Ctrl-C."""
-    from fedveca.views.board.connections import server
-
-    server(application).run(sockets=[listening])
+def _serve_file(path: Path) -> Callable[[Request], Response]:
+    headers = {"cache-control": "no-cache"}
+    return lambda request: FileResponse(path, media_type=_MEDIA[path.suffix], headers=headers)
 
 
-def _encoding(ask: Callable[[Query], Any]) -> Callable[[Query], bytes]:
-    return lambda query: _json(ask(query))
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+def _serve_plotly(request: Request) -> Response:
+    headers = {"etag": f'"{len(_read_plotly())}"', "cache-control": "max-age=3600"}
+    return SlicedResponse(_read_plotly(), headers=headers, media_type="text/javascript")
 
 
 @cache
-def _script() -> bytes:
+def _read_plotly() -> bytes:
     return plotly_script().encode()
+
+
+def _read_or_empty(read: Callable[[], object]) -> Json:
+    try:
+        return to_plain_json(read())
+    except (OSError, ValueError):
+        return {}
+
+
+def _encode(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 256  # connections; fewer where the process may open few files
-HEAD = 2**16  # bytes of a request's head, and one piece of what the socket holds
-ARRIVE = 10.0  # seconds for a whole request, from the connection's start or the answer before it
-STALL = 20.0  # seconds in which a client that is being answered reads nothing
-KERNEL = 2**17  # bytes of an answer that the system holds: so little that slow reading is seen as reading
+_CONNECTIONS = 256  # fewer where the process may open few files
+_HEAD_BYTES = 2**16  # of a request, and one piece of what the socket holds
+_REQUEST_SECONDS = 10.0  # for a whole request, from the connection's start or the answer before it
+_STALL_SECONDS = 20.0  # in which a client that is being answered reads nothing
+_SOCKET_BYTES = 2**17  # of an answer that the system holds: so little that slow reading is seen as reading
 
 
 class Connection(H11Protocol):
-    """One connection. While it waits for a request or for its reader a clock runs; where room is needed it goes."""
+    """One connection. While it waits for a request or for its reader, a clock runs; the longest wait makes room."""
 
     clock: asyncio.TimerHandle | None = None
     since = 0.0
     unread = 0  # bytes that were not yet written when the clock started
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
-        self._start(ARRIVE)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        self._start(_REQUEST_SECONDS)
         if self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             waiting = [c for c in self.connections if isinstance(c, Connection) and c.clock]
             min(waiting, key=lambda c: c.since).drop()  # this one where no other waits
@@ -41,12 +41,12 @@ class Connection(H11Protocol):
             self._stop()
 
     def on_response_complete(self) -> None:
-        self._start(ARRIVE)
+        self._start(_REQUEST_SECONDS)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start(STALL)
+        self._start(_STALL_SECONDS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -71,19 +71,19 @@ class Connection(H11Protocol):
             self.clock = None
 
     def _expire(self) -> None:
-        """What was answered may still be read; who reads none of it is dropped."""
+        """An answer may still be read; a client that reads none of it is disconnected."""
         if 0 < self.transport.get_write_buffer_size() < self.unread:
-            self._start(STALL)
+            self._start(_STALL_SECONDS)
         elif self._answering() or self.transport.is_closing():
             self.drop()
         else:
             self.transport.close()
-            self._start(STALL)
+            self._start(_STALL_SECONDS)
 
 
-def server(application: Any) -> uvicorn.Server:
-    """A server with these bounds; httptools and uvloop, which it would take where they are installed, have others."""
-    room = _room()
+def make_server(application: ASGIApp) -> uvicorn.Server:
+    """A server with these bounds; httptools and uvloop, which it would use where they are installed, have others."""
+    room = _count_connections()
     config = uvicorn.Config(
         application,
         http=Connection,
@@ -95,17 +95,17 @@ def server(application: Any) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=1,
         backlog=room // 2,
-        h11_max_incomplete_event_size=HEAD,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
         limit_concurrency=room + 1,
     )
     return uvicorn.Server(config)
 
 
-def _room() -> int:
+def _count_connections() -> int:
     """Connections for which there are descriptors: as many again are accepted before the first of them is counted."""
     try:
         import resource
     except ImportError:  # Windows
-        return MOST
+        return _CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST if files == resource.RLIM_INFINITY else max(8, min(MOST, files // 4))
+    return _CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_CONNECTIONS, files // 4))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+Places = NDArray[np.integer]
+Cells = tuple[Places, Places, Floats]  # where numbers belong, down and across, and the numbers
 
 
-def curve(x: Any, y: Any, width: int) -> tuple[Any, Any]:
-    """At most `width` points of a curve: of each stretch the least and the greatest; first and last stay."""
+def thin_curve(x: Floats, y: Floats, width: int) -> tuple[Floats, Floats]:
+    """At most `width` points of a curve: the lowest and the highest of each stretch; first and last stay."""
     there = np.isfinite(x) & np.isfinite(y)
     x, y = x[there], y[there]
     if len(x) <= max(width, 4):
@@ -22,11 +27,8 @@ def curve(x: Any, y: Any, width: int) -> tuple[Any, Any]:
     return x[at], y[at]
 
 
-def blocks(pieces: Any, shape: tuple[int, int], rows: int, columns: int) -> tuple[Any, int, int]:
-    """Means of blocks, at most [rows, columns] of them, absent cells left out; and a block's two sides.
-
-    A piece is the cells' places down and across, and their numbers.
-    """
+def average_blocks(pieces: Iterable[Cells], shape: tuple[int, int], rows: int, columns: int) -> tuple[Floats, int, int]:
+    """Means of blocks, at most [rows, columns] of them, absent cells left out; and a block's two sides."""
     tall, wide = (max(1, -(-n // most)) for n, most in zip(shape, (rows, columns), strict=True))
     high, broad = -(-shape[0] // tall), -(-shape[1] // wide)
     sums, counts = np.zeros(high * broad), np.zeros(high * broad)
@@ -39,7 +41,7 @@ def blocks(pieces: Any, shape: tuple[int, int], rows: int, columns: int) -> tupl
     return means.reshape(high, broad), tall, wide
 
 
-def window(x: Any, low: float, high: float) -> slice:
+def find_window(x: Floats, low: float, high: float) -> slice:
     """The rising x from low to high, and one point more on either side so that lines run to the edge."""
     first, last = int(np.searchsorted(x, low, "left")), int(np.searchsorted(x, high, "right"))
     return slice(max(0, first - 1), min(len(x), last + 1))

@@ -1,7 +1,8 @@
 // Settings side by side, the log, the faults.
 
-import { ask, brief, make, of, percent, text } from "./words.js";
-import { named } from "./picture.js";
+import { ask, byId, make } from "./dom.js";
+import { brief, formatValue, toText } from "./format.js";
+import { labelRun } from "./picture.js";
 
 const COUNT = 100;
 
@@ -11,19 +12,19 @@ export class Settings {
   async show(chosen) {
     const runs = await Promise.all(chosen.map((id) => ask("run", [["run", id]])));
     const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
-    const cell = (run, key) => (key in run.settings ? text(run.settings[key]) || '""' : "–");
+    const cell = (run, key) => (key in run.settings ? toText(run.settings[key]) || '""' : "–");
     const differs = (key) => new Set(runs.map((run) => cell(run, key))).size > 1;
     const different = keys.filter(differs);
     const whole = this.whole || runs.length === 1;
-    const said = runs.length === 1 ? "" : different.length ? `${different.length} of ${keys.length} settings differ.` : "The settings are the same.";
+    const note = runs.length === 1 ? "" : different.length ? `${different.length} of ${keys.length} settings differ.` : "The settings are the same.";
     const box = make("input", { type: "checkbox", checked: whole, onchange: () => { this.whole = box.checked; this.show(chosen); } });
-    const head = make("tr", {}, make("th", { scope: "col" }, "setting"), ...runs.map((run, i) => make("th", { scope: "col" }, ...named(run.id, i))));
+    const head = make("tr", {}, make("th", { scope: "col" }, "setting"), ...runs.map((run, i) => make("th", { scope: "col" }, ...labelRun(run.id, i))));
     const rows = (whole ? keys : different).map((key) => make("tr", { class: differs(key) ? "differs" : null },
       make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, cell(run, key)))));
     const made = [...new Set(runs.flatMap((run) => Object.keys(run.environment)))].map((key) => make("tr", {},
-      make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, text(run.environment[key] ?? "–")))));
-    of("settings").replaceChildren(
-      make("p", { class: "note" }, said, runs.length > 1 ? make("label", { class: "box" }, " ", box, "show all") : ""),
+      make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, toText(run.environment[key] ?? "–")))));
+    byId("settings").replaceChildren(
+      make("p", { class: "note" }, note, runs.length > 1 ? make("label", { class: "box" }, " ", box, "show all") : ""),
       make("table", {}, make("caption", { class: "hidden" }, "Settings of the chosen runs"), make("thead", {}, head),
         make("tbody", {}, ...rows, ...(whole && made.length ? [make("tr", {}, make("th", { colspan: runs.length + 1 }, "made with")), ...made] : []))),
     );
@@ -41,53 +42,53 @@ export class Log {
       const go = (to) => () => { this.before.set(id, to); this.show(chosen, rows); };
       const last = log.first + log.lines.length;
       return [
-        make("h3", {}, ...named(id, i)),
-        make("p", { class: ["stopped", "invalid"].includes(row?.state) ? "note wrong" : "note" }, [
-          row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round is over yet",
+        make("h3", {}, ...labelRun(id, i)),
+        make("p", { class: ["stopped", "diverged", "invalid"].includes(row?.state) ? "note wrong" : "note" }, [
+          row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round has ended yet",
         ].filter(Boolean).join(" · ")),
         make("p", { class: "note" },
           make("button", { type: "button", disabled: log.first === 0, onclick: go(log.first) }, "earlier"), " ",
           make("button", { type: "button", disabled: before == null, onclick: go(last + COUNT >= log.total ? null : last + COUNT) }, "later")),
-        make("pre", { tabindex: 0 }, log.lines.reverse().map((line) => told(line, row)).join("\n")),
+        make("pre", { tabindex: 0 }, log.lines.reverse().map((line) => formatLine(line, row)).join("\n")),
       ];
     }));
-    const places = [...of("log").querySelectorAll("pre")].map((pre) => [pre.scrollTop, pre.scrollLeft]);
-    of("log").replaceChildren(...parts.flat());
-    [...of("log").querySelectorAll("pre")].forEach((pre, i) => { [pre.scrollTop, pre.scrollLeft] = places[i] ?? [0, 0]; });
+    const places = [...byId("log").querySelectorAll("pre")].map((pre) => [pre.scrollTop, pre.scrollLeft]);
+    byId("log").replaceChildren(...parts.flat());
+    [...byId("log").querySelectorAll("pre")].forEach((pre, i) => { [pre.scrollTop, pre.scrollLeft] = places[i] ?? [0, 0]; });
   }
 }
 
-function told(line, row) {
-  try { return entry(line, row); } catch { return `round ${line.round + 1}  invalid`; }
+function formatLine(line, row) {
+  try { return joinValues(line, row); } catch { return `round ${line.round + 1}  invalid`; }
 }
 
-function entry(line, row) {
+function joinValues(line, row) {
   const tau = Array.isArray(line.tau) ? line.tau : [];
   return [
     `round ${String(line.round + 1).padStart(String(row?.of ?? "").length)}${row?.of ? `/${row.of}` : ""}`,
-    line.test_accuracy != null && `accuracy ${percent(line.test_accuracy)}`,
+    row?.metric && line[row.metric] != null && `${row.label} ${formatValue(row.metric, line[row.metric])}`,
     line.test_loss != null && `loss ${brief(line.test_loss)}`,
     line.train_loss != null && `train ${brief(line.train_loss)}`,
     tau.length > 0 && (tau.length <= 12 ? `tau ${tau.join(" ")}` : `tau ${Math.min(...tau)}..${Math.max(...tau)} of ${tau.length} clients`),
     line.premise != null && `premise ${brief(line.premise)}`,
     line.seconds != null && `${brief(line.seconds)} s`,
-    line.accepted === false && "not kept",
+    line.accepted === false && "not accepted",
     line.left_out?.length > 0 && `left out ${line.left_out.join(" ")}`,
     line.faults?.length > 0 && `${line.faults.length} faults`,
   ].filter(Boolean).join("  ");
 }
 
-export async function faults(chosen) {
+export async function showFaults(chosen) {
   const runs = await Promise.all(chosen.map((id) => ask("run", [["run", id]])));
   const rows = runs.flatMap((run, i) => run.faults.map((fault) => make("tr", {},
-    make("td", {}, ...named(run.id, i)), make("td", { class: "right" }, fault.round), make("td", {}, fault.client), make("td", {}, fault.what))));
+    make("td", {}, ...labelRun(run.id, i)), make("td", { class: "right" }, fault.round), make("td", {}, fault.client), make("td", {}, fault.what))));
   const notes = runs.flatMap((run) => [
-    run.summary.stopped && make("p", { class: "note wrong" }, `${run.id} stopped: ${text(run.summary.stopped)}`),
+    run.summary.stopped && make("p", { class: "note wrong" }, `${run.id} diverged: ${toText(run.summary.stopped)}`),
     run.damaged > 0 && make("p", { class: "note wrong" }, `${run.id}: ${run.damaged} lines of rounds.jsonl cannot be read and are left out`),
     run.fault_count > run.faults.length && make("p", { class: "note" }, `${run.id}: the last ${run.faults.length} of ${run.fault_count} faults`),
   ].filter(Boolean));
   const head = make("tr", {}, ...["run", "round", "client", "what"].map((name) => make("th", { scope: "col" }, name)));
-  of("faults").replaceChildren(...notes, rows.length
+  byId("faults").replaceChildren(...notes, rows.length
     ? make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.reverse()))
     : make("p", { class: "note" }, "No client failed or was left out."));
 }

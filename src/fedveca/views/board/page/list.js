@@ -1,15 +1,16 @@
-// The table of runs: search, states, sorting, choosing. Rows are kept and changed in place.
+// The table of runs: search, states, sorting, choosing. Rows stay and are changed in place.
 
-import { make, of, percent, span } from "./words.js";
+import { byId, make } from "./dom.js";
+import { formatSeconds, formatValue } from "./format.js";
 
-const STATES = ["running", "finished", "stopped", "killed", "quiet", "invalid"];
+const STATES = ["running", "finished", "stopped", "diverged", "quiet", "invalid"];
 const FIRST = 200; // rows drawn before "show all"
 const COLUMNS = [
   ["", null],
   ["run", (r) => r.id.toLowerCase()],
   ["state", (r) => STATES.indexOf(r.state)],
   ["rounds", (r) => r.rounds],
-  ["accuracy", (r) => r.accuracy ?? -1, "right"],
+  ["score", (r) => (r.better === "lower" ? r.score : -r.score), "right"], // the best first, within one metric
   ["method", (r) => r.method ?? ""],
   ["data", (r) => r.data ?? ""],
   ["model", (r) => r.model ?? ""],
@@ -18,7 +19,7 @@ const COLUMNS = [
   ["seed", (r) => r.seed ?? 0, "right"],
   ["age", (r) => -r.began, "right"],
 ];
-const DOWN_FIRST = ["accuracy", "rounds"];
+const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
 export class List {
   constructor(choose) {
@@ -35,27 +36,26 @@ export class List {
       head.append(make("th", { scope: "col", class: side, "data-name": name }, button ?? make("span", { class: "hidden" }, "chosen")));
     }
     for (const state of ["", ...STATES]) {
-      of("states").append(make("button", {
+      byId("states").append(make("button", {
         type: "button", "data-state": state, "aria-pressed": state === "", onclick: () => { this.state = state; this.draw(); },
       }, state || "all"));
     }
-    of("search").addEventListener("input", () => this.draw());
-    of("more").addEventListener("click", () => { this.whole = true; this.draw(); });
+    byId("search").addEventListener("input", () => this.draw());
+    byId("more").addEventListener("click", () => { this.whole = true; this.draw(); });
     document.querySelector("#list tbody").addEventListener("keydown", (event) => this.walk(event));
     document.addEventListener("keydown", (event) => {
       if (event.key === "/" && !/INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) {
         event.preventDefault();
-        of("search").focus();
-      } else if (event.key === "Escape" && event.target === of("search")) {
-        of("search").value = "";
+        byId("search").focus();
+      } else if (event.key === "Escape" && event.target === byId("search")) {
+        byId("search").value = "";
         this.draw();
       }
     });
   }
 
   sortBy(name) {
-    const down = DOWN_FIRST.includes(name) ? -1 : 1;
-    this.sort = this.sort[0] === name ? [name, -this.sort[1]] : [name, down];
+    this.sort = [name, this.sort[0] === name ? -this.sort[1] : name === "rounds" ? -1 : 1];
     this.draw();
   }
 
@@ -68,17 +68,19 @@ export class List {
     }
   }
 
-  shown() {
-    const words = of("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  search() {
+    const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (run) => words.every((word) => {
       const [key, wanted] = word.split("=");
       return wanted !== undefined && key in run ? String(run[key]).toLowerCase().startsWith(wanted) : run.text.includes(word);
     });
+    const scores = this.sort[0] === "score";
     const key = COLUMNS.find(([name]) => name === this.sort[0])[1];
     return this.runs
       .filter((run) => (!this.state || run.state === this.state) && fits(run))
       .map((run) => [key(run), run])
-      .sort(([a, x], [b, y]) => this.sort[1] * (a < b ? -1 : a > b ? 1 : 0) || y.began - x.began || (x.id < y.id ? -1 : 1))
+      .sort(([a, x], [b, y]) => (scores && (compare(x.score == null, y.score == null) || compare(x.metric, y.metric)))
+        || this.sort[1] * compare(a, b) || y.began - x.began || compare(x.id, y.id))
       .map(([, run]) => run);
   }
 
@@ -86,9 +88,11 @@ export class List {
     this.runs = runs;
     this.chosen = chosen;
     for (const run of runs) {
-      run.text ??= [run.id, run.method, run.data, run.model, run.partition, run.state, `seed ${run.seed}`].join(" ").toLowerCase();
+      run.text ??= [run.id, run.method, run.data, run.model, run.partition, run.state, run.label, `seed ${run.seed}`].join(" ").toLowerCase();
     }
-    const shown = this.shown();
+    const shown = this.search();
+    const scored = runs.filter((run) => run.metric);
+    const only = scored.every((run) => run.metric === scored[0].metric) ? scored[0] : null; // the one metric of all runs
     const drawn = this.whole ? shown : shown.slice(0, FIRST);
     const body = document.querySelector("#list tbody");
     const ids = new Set(drawn.map((run) => run.id));
@@ -104,21 +108,24 @@ export class List {
     }
     for (const head of document.querySelectorAll("#list th")) {
       const mine = head.dataset.name === this.sort[0];
-      if (mine) head.setAttribute("aria-sort", this.sort[1] > 0 ? "ascending" : "descending");
+      const rising = this.sort[1] > 0 === (this.sort[0] !== "score" || only?.better === "lower");
+      if (mine) head.setAttribute("aria-sort", rising ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
     }
-    for (const button of of("states").children) {
+    document.querySelector("#list th[data-name=score] button").textContent = only?.label ?? "score";
+    byId("list").classList.toggle("one-metric", only != null);
+    for (const button of byId("states").children) {
       button.setAttribute("aria-pressed", button.dataset.state === this.state);
     }
-    of("count").textContent = shown.length === runs.length ? `${runs.length} runs` : `${shown.length} of ${runs.length} runs`;
-    of("none").hidden = shown.length > 0;
-    of("none").textContent = runs.length ? "No run is like that." : "No run is here yet. It appears as soon as `fedveca run` writes one.";
-    of("more").hidden = drawn.length === shown.length;
-    of("more").textContent = `Show all ${shown.length}`;
+    byId("count").textContent = shown.length === runs.length ? `${runs.length} runs` : `${shown.length} of ${runs.length} runs`;
+    byId("none").hidden = shown.length > 0;
+    byId("none").textContent = runs.length ? "No run matches." : "There are no runs yet. A run appears here as soon as `fedveca run` starts it.";
+    byId("more").hidden = drawn.length === shown.length;
+    byId("more").textContent = `Show all ${shown.length}`;
   }
 
   row(id) {
-    const box = make("input", { type: "checkbox", "aria-label": `lay ${id} over the others`, onchange: () => this.choose(id, false) });
+    const box = make("input", { type: "checkbox", "aria-label": `compare ${id} with the others`, onchange: () => this.choose(id, false) });
     const name = make("button", { type: "button", title: id, onclick: () => this.choose(id, true) }, id);
     const cells = COLUMNS.map(([, , side]) => make("td", { class: side }));
     cells[0].append(box);
@@ -138,22 +145,23 @@ export class List {
     row.box.checked = chosen;
     row.element.classList.toggle("chosen", chosen);
     const texts = [
-      null, null, run.state, `${run.rounds}/${run.of}/${run.left}/${run.state}`, percent(run.accuracy), run.method, run.data, run.model,
-      run.partition, run.clients, run.seed, span(Date.now() / 1000 - run.began),
+      null, null, run.state, `${run.rounds}/${run.of}/${run.left}/${run.state}`, `${formatValue(run.metric, run.score)} ${run.label}`, run.method, run.data, run.model,
+      run.partition, run.clients, run.seed, formatSeconds(Date.now() / 1000 - run.began),
     ];
     texts.forEach((text, i) => {
       if (i < 2 || row.texts[i] === text) return;
       if (i === 2) row.cells[i].replaceChildren(make("span", { class: `state ${run.state}`, title: run.why || null }, run.state));
-      else if (i === 3) row.cells[i].replaceChildren(progress(run));
+      else if (i === 3) row.cells[i].replaceChildren(drawProgress(run));
+      else if (i === 4) row.cells[i].replaceChildren(formatValue(run.metric, run.score), make("small", {}, ` ${run.label}`));
       else row.cells[i].textContent = text ?? "–";
     });
     row.texts = texts;
   }
 }
 
-function progress(run) {
+function drawProgress(run) {
   const part = run.of ? Math.min(1, run.rounds / run.of) : 0;
-  const left = run.state === "running" && run.left != null ? `, ${span(run.left)} left` : "";
+  const left = run.state === "running" && run.left != null ? `, ${formatSeconds(run.left)} left` : "";
   const bar = make("i", {});
   bar.style.width = `${100 * part}%`;
   return make("span", { class: "progress" }, bar, make("b", {}, `${run.rounds}${run.of ? ` / ${run.of}` : ""}${left}`));

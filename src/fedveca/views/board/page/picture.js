@@ -1,8 +1,10 @@
-// Curves and heat maps of the chosen runs. One picture is drawn a frame, and only when it is in sight.
+// Curves and heat maps of the chosen runs. One picture is drawn per frame, and only when it is in sight.
 
-import { ask, AXES, brief, make, NAMES, of, PER_CLIENT, plain, share, value } from "./words.js";
+import { ask, byId, make } from "./dom.js";
+import { addQuantities, AXES, brief, escapeTags, formatLabel, formatNote, formatValue, isShare } from "./format.js";
 
 const USUAL = ["test_accuracy", "test_loss", "train_loss", "tau_k", "premise", "L"];
+const isTest = (name) => name.startsWith("test_");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const MOST_HEATS = 6;
 
@@ -17,15 +19,18 @@ function plotly() {
   return script;
 }
 
-export const look = (i) => ({
+export const styleRun = (i) => ({
   colour: getComputedStyle(document.documentElement).getPropertyValue(`--c${i % 7}`).trim(), dash: DASHES[Math.floor(i / 7) % 4],
 });
 
 // A run's name behind its colour.
-export function named(id, i) {
+export function labelRun(id, i) {
   const swatch = make("i", { class: `swatch c${i % 7}` });
   return [swatch, id];
 }
+
+// The metrics first, then the usual names.
+const sortNames = (names) => [...new Set([...names.filter((name) => isTest(name) && name !== "test_loss"), ...USUAL, ...names])].filter((name) => names.includes(name));
 
 const tall = (clients) => Math.min(440, Math.max(150, 70 + 16 * clients));
 
@@ -34,7 +39,7 @@ export class Picture {
     this.changed = changed; // () => void: something else is wanted from the server
     this.window = null; // [from, to] of the axis
     this.plots = new Map(); // key -> {element, draw, seen, dirty}
-    this.names = JSON.parse(localStorage.getItem("fedveca-names") ?? "null");
+    this.ticks = new Map(JSON.parse(localStorage.getItem("fedveca-curves") ?? "[]")); // name -> whether it was ticked
     this.sight = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         const plot = [...this.plots.values()].find((p) => p.element === entry.target);
@@ -42,24 +47,24 @@ export class Picture {
       }
       this.soon();
     }, { rootMargin: "200px" });
-    of("axis").addEventListener("change", () => this.zoom(null));
-    of("all").addEventListener("click", () => this.zoom(null));
-    of("log-scale").addEventListener("change", () => this.draw());
-    of("heat-name").addEventListener("change", () => this.changed());
+    byId("axis").addEventListener("change", () => this.zoom(null));
+    byId("all").addEventListener("click", () => this.zoom(null));
+    byId("log-scale").addEventListener("change", () => this.draw());
+    byId("heat-name").addEventListener("change", () => this.changed());
     for (const id of ["from", "to"]) {
-      of(id).addEventListener("change", () => {
-        const [from, to] = [of("from").value, of("to").value];
+      byId(id).addEventListener("change", () => {
+        const [from, to] = [byId("from").value, byId("to").value];
         this.zoom(from === "" && to === "" ? null : [+from, to === "" ? Infinity : +to]);
       });
     }
   }
 
-  get axis() { return of("axis").value; }
+  get axis() { return byId("axis").value; }
 
   zoom(window) {
     this.window = window && window[0] < window[1] ? window : null;
-    of("from").value = this.window ? +this.window[0].toPrecision(6) : "";
-    of("to").value = this.window && Number.isFinite(this.window[1]) ? +this.window[1].toPrecision(6) : "";
+    byId("from").value = this.window ? +this.window[0].toPrecision(6) : "";
+    byId("to").value = this.window && Number.isFinite(this.window[1]) ? +this.window[1].toPrecision(6) : "";
     this.changed();
   }
 
@@ -71,8 +76,8 @@ export class Picture {
     const curves = ask("curves", [
       ...chosen.map((id) => ["run", id]), ...names.map((name) => ["name", name]), ["x", this.axis], ["width", width], ...within,
     ]);
-    const name = of("heat-name").value || "tau";
-    const across = Math.max(100, Math.round(((document.querySelector("#heats .plot") ?? of("heats")).clientWidth - 120) / 2)); // two pixels a cell
+    const name = byId("heat-name").value || "tau";
+    const across = Math.max(100, Math.round(((document.querySelector("#heats .plot") ?? byId("heats")).clientWidth - 120) / 2)); // two pixels per cell
     const heats = Promise.all(chosen.slice(0, MOST_HEATS).map((id) => ask("heat", [
       ["run", id], ["name", name], ["width", across], ["height", 180], ...(this.axis === "round" ? within : []),
     ])));
@@ -81,36 +86,38 @@ export class Picture {
   }
 
   wanted(runs) {
-    const known = new Set(runs.flatMap((run) => run.names));
-    return (this.names ?? USUAL).filter((name) => !known.size || known.has(name));
+    const known = [...new Set(runs.flatMap((run) => run.names))];
+    return known.length ? sortNames(known).filter((name) => this.shows(name)) : USUAL;
   }
+
+  shows(name) { return this.ticks.get(name) ?? (isTest(name) || USUAL.includes(name)); }
 
   show({ data, cells, name, chosen }, hidden) {
     Object.assign(this, { data, cells, heatName: name, chosen, hidden });
     const runs = Object.values(data.runs);
-    const all = [...new Set(runs.flatMap((run) => run.names))];
+    runs.forEach((run) => addQuantities(run.custom));
     const lists = [...new Set(runs.flatMap((run) => run.lists))];
-    this.offer(all);
-    const options = lists.map((n) => make("option", { value: n, selected: n === name }, PER_CLIENT[n] ?? n));
-    if (of("heat-name").dataset.names !== lists.join()) of("heat-name").replaceChildren(...options);
-    of("heat-name").dataset.names = lists.join();
-    of("clients").hidden = !lists.length;
+    this.offer([...new Set(runs.flatMap((run) => run.names))]);
+    const options = lists.map((n) => make("option", { value: n, selected: n === name }, formatLabel(n)));
+    if (byId("heat-name").dataset.names !== lists.join()) byId("heat-name").replaceChildren(...options);
+    byId("heat-name").dataset.names = lists.join();
+    byId("clients").hidden = !lists.length;
     this.draw();
     return this.wanted(runs).some((n) => runs.every((run) => !(n in run.curves))); // a name that was not asked for
   }
 
   offer(all) {
-    const order = [...USUAL.filter((n) => all.includes(n)), ...all.filter((n) => !USUAL.includes(n))];
+    const order = sortNames(all);
     const box = document.querySelector("#names div");
     if (box.dataset.names === order.join()) return;
     box.dataset.names = order.join();
     box.replaceChildren(...order.map((name) => make("label", {}, make("input", {
-      type: "checkbox", value: name, checked: (this.names ?? USUAL).includes(name), onchange: () => {
-        this.names = [...box.querySelectorAll("input:checked")].map((input) => input.value);
-        localStorage.setItem("fedveca-names", JSON.stringify(this.names));
+      type: "checkbox", value: name, checked: this.shows(name), onchange: (event) => {
+        this.ticks.set(name, event.target.checked);
+        localStorage.setItem("fedveca-curves", JSON.stringify([...this.ticks]));
         this.changed();
       },
-    }), NAMES[name]?.[0] ?? name)));
+    }), formatLabel(name))));
   }
 
   draw() {
@@ -120,13 +127,13 @@ export class Picture {
     for (const name of this.wanted(Object.values(this.data.runs))) {
       if (!Object.values(this.data.runs).some((run) => run.curves[name]?.[0].length)) continue;
       wanted.add(name);
-      this.plot(of("charts"), place++, name, [NAMES[name]?.[0] ?? name], NAMES[name]?.[1] ?? "", () => this.curve(name));
+      this.plot(byId("charts"), place++, name, [formatLabel(name)], formatNote(name), () => this.curve(name));
     }
     place = 0;
     this.chosen.slice(0, MOST_HEATS).forEach((id, i) => {
       if (this.hidden.has(id) || !this.cells[i]?.x.length) return;
       wanted.add(`heat ${i} ${id}`);
-      this.plot(of("heats"), place++, `heat ${i} ${id}`, named(id, i), "", () => this.heat(id, this.cells[i]), tall(this.cells[i].y.length));
+      this.plot(byId("heats"), place++, `heat ${i} ${id}`, labelRun(id, i), "", () => this.heat(id, this.cells[i]), tall(this.cells[i].y.length));
     });
     this.note();
     for (const [key, plot] of this.plots) {
@@ -196,23 +203,22 @@ export class Picture {
   }
 
   curve(name) {
-    const said = [];
+    const texts = [];
     const traces = this.chosen.map((id, i) => {
       const [x, y] = this.data.runs[id]?.curves[name] ?? [[], []];
-      const { colour, dash } = look(i);
-      if (x.length && !this.hidden.has(id)) said.push(`${id}: ${value(name, y.at(-1))} at ${brief(x.at(-1))}`);
+      const { colour, dash } = styleRun(i);
+      if (x.length && !this.hidden.has(id)) texts.push(`${id}: ${formatValue(name, y.at(-1))} at ${brief(x.at(-1))}`);
       return {
-        x, y, name: plain(id), visible: !this.hidden.has(id), type: "scatter", mode: x.length > 1 ? "lines" : "markers",
+        x, y, name: escapeTags(id), visible: !this.hidden.has(id), type: "scatter", mode: x.length > 1 ? "lines" : "markers",
         line: { color: colour, width: 1.8, dash }, marker: { color: colour },
-        hovertemplate: `${AXES[this.axis]} %{x}<br>%{y:${share(name) ? ".2%" : ".4g"}}<extra>%{fullData.name}</extra>`,
+        hovertemplate: `${AXES[this.axis]} %{x}<br>%{y:${isShare(name) ? ".2%" : ".4g"}}<extra>%{fullData.name}</extra>`,
       };
     });
-    const log = /loss/.test(name) && of("log-scale").checked;
-    const title = NAMES[name]?.[0] ?? name;
-    const yaxis = { type: log ? "log" : "linear", tickformat: share(name) ? ".0%" : "" };
+    const log = /loss/.test(name) && byId("log-scale").checked;
+    const yaxis = { type: log ? "log" : "linear", tickformat: isShare(name) ? ".0%" : "" };
     const layout = this.layout({ xaxis: this.range(), yaxis });
     if (name === "premise") layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: layout.font.color, width: 1, dash: "dot" } }];
-    return [traces, layout, `${title} by ${AXES[this.axis]}. ${said.join("; ")}`];
+    return [traces, layout, `${formatLabel(name)} by ${AXES[this.axis]}. ${texts.join("; ")}`];
   }
 
   extent() {
@@ -224,16 +230,16 @@ export class Picture {
 
   heat(id, cells) {
     const [low, high] = this.extent();
-    const what = PER_CLIENT[this.heatName] ?? this.heatName;
+    const what = formatLabel(this.heatName);
     const trace = {
       type: "heatmap", ...cells, zmin: low, zmax: high, colorscale: "Viridis", hoverongaps: false,
       colorbar: { thickness: 10, outlinewidth: 0, len: 1 },
-      hovertemplate: `client %{y}<br>round %{x}<br>${what} %{z:.4g}<extra></extra>`,
+      hovertemplate: `client %{y}<br>round %{x}<br>${escapeTags(what)} %{z:.4g}<extra></extra>`,
     };
     const xaxis = { title: { text: "round", standoff: 6 }, ...(this.axis === "round" ? this.range() : { autorange: true }), showgrid: false };
     const yaxis = { title: { text: "client", standoff: 4 }, autorange: "reversed", showgrid: false, ...(cells.y.length < 12 ? { dtick: 1 } : {}) };
     return [[trace], this.layout({ xaxis, yaxis }),
-      `${what} of ${id}, one row a client and one column a round, from ${brief(low)} to ${brief(high)}; latest round: ` +
+      `${what} of ${id}, one row per client and one column per round, from ${brief(low)} to ${brief(high)}; latest round: ` +
       cells.z.slice(0, 20).map((row, i) => `client ${brief(cells.y[i])} ${brief(row.at(-1))}`).join(", ")];
   }
 
@@ -245,6 +251,6 @@ export class Picture {
       parts.push(`a cell is the mean of up to ${[rounds > 1 && `${rounds} rounds`, clients > 1 && `${clients} clients`].filter(Boolean).join(" and ")}; zoom to see each`);
     }
     if (this.chosen.length > MOST_HEATS) parts.push(`the first ${MOST_HEATS} of ${this.chosen.length} runs`);
-    of("heat-note").textContent = parts.join(" · ");
+    byId("heat-note").textContent = parts.join(" · ");
   }
 }
