@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fedveca import Experiment, FedAvg, FedNova, run
 from fedveca.algorithms import Algorithm, Report
-from fedveca.views.figures.curves import STYLE, save
-from fedveca.views.series import look
+from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.views.series import find_look
 
 OUT = Path(__file__).parent / "images"
-# Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own hills.
+# Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own loss.
 CENTRES = torch.tensor([[-1.6, -0.6], [1.6, 0.9]])
 HILLS = torch.stack([torch.diag(torch.tensor([2.0, 0.25])), torch.diag(torch.tensor([0.3, 1.5]))])
 P = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -31,9 +31,10 @@ def grad(i: int, w: Tensor) -> Tensor:
     return HILLS[i] @ (w - CENTRES[i])
 
 
-def played(algorithm: Algorithm, tau: Tensor, rounds: int, start: Tensor = START) -> tuple[Tensor, list[list[Tensor]]]:
+def simulate(algorithm: Algorithm, tau: Tensor, rounds: int, start: Tensor = START) -> tuple[Tensor, list[Tensor]]:
     """The server's models [rounds + 1, 2], and the clients' paths in the first round."""
-    state, models, first = algorithm.init(start, tau), [start], []
+    state, models = algorithm.init(start, tau), [start]
+    first: list[Tensor] = []
     for _ in range(rounds):
         order, paths, out = algorithm.order(state), [], []
         for i in range(2):
@@ -44,7 +45,7 @@ def played(algorithm: Algorithm, tau: Tensor, rounds: int, start: Tensor = START
                 path.append(w)
             paths.append(torch.stack(path))
             out.append(algorithm.finish(order, s, w, torch.tensor([float(tau[i])])))
-        mean = {"G": sum(float(p) * o[0]["G"] for p, o in zip(P, out, strict=True))}
+        mean = {"G": torch.stack([float(p) * o[0]["G"] for p, o in zip(P, out, strict=True)]).sum(0)}
         state, _ = algorithm.update(state, torch.arange(2), P, Report(mean, {"tau": tau.double()}, 1.0))
         models.append(state.w)
         first = first or paths
@@ -52,14 +53,15 @@ def played(algorithm: Algorithm, tau: Tensor, rounds: int, start: Tensor = START
 
 
 def best() -> Tensor:
-    return torch.linalg.solve(HILLS.sum(0), torch.einsum("nij,nj->i", HILLS, CENTRES))
+    lowest: Tensor = torch.linalg.solve(HILLS.sum(0), torch.einsum("nij,nj->i", HILLS, CENTRES))
+    return lowest
 
 
 def ground(axis: Any, title: str) -> None:
     """The hills of F = (F_1 + F_2) / 2, its lowest point and the clients' own."""
     x, y = np.meshgrid(np.linspace(-2.4, 2.4, 120), np.linspace(-1.5, 2.7, 120))
     w = torch.tensor(np.stack([x, y], -1), dtype=torch.float32)
-    F = sum(((w - CENTRES[i]) @ HILLS[i] * (w - CENTRES[i])).sum(-1) / 4 for i in range(2))
+    F = torch.stack([((w - CENTRES[i]) @ HILLS[i] * (w - CENTRES[i])).sum(-1) / 4 for i in range(2)]).sum(0)
     axis.contour(x, y, F.numpy(), levels=14, colors="#cccccc", linewidths=0.7, zorder=0)
     for i, colour in enumerate(COLOURS):
         axis.plot(*CENTRES[i], marker="o", color=colour, markersize=8, linestyle="none")
@@ -80,11 +82,11 @@ def ground(axis: Any, title: str) -> None:
 
 
 def drift() -> None:
-    """One round: with one step each the mean is a step of SGD, with many the clients run home."""
+    """One round: with one step each the mean is a step of SGD, with many the clients drift to their own minima."""
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
     for axis, tau in zip(axes, (1, 20), strict=True):
-        models, paths = played(FedAvg(ETA), torch.tensor([tau, tau]), 1)
+        models, paths = simulate(FedAvg(ETA), torch.tensor([tau, tau]), 1)
         ground(axis, f"one round, {tau} local step{'s' if tau > 1 else ''} each")
         for path, colour in zip(paths, COLOURS, strict=True):
             axis.plot(*path.T, color=colour, marker=".", markersize=5, linewidth=1.5)
@@ -100,7 +102,7 @@ def drift() -> None:
             color="#D55E00",
             fontsize=9,
         )
-    save(figure, OUT / "drift.svg")
+    save_figure(figure, OUT / "drift.svg")
 
 
 def normalised() -> None:
@@ -108,7 +110,7 @@ def normalised() -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
     for axis, (name, algorithm) in zip(axes, (("FedAvg", FedAvg(0.03)), ("FedNova", FedNova(0.03))), strict=True):
-        models, _ = played(algorithm, torch.tensor([2, 20]), 60)
+        models, _ = simulate(algorithm, torch.tensor([2, 20]), 60)
         ground(axis, f"{name}: client 1 takes 2 steps a round, client 2 takes 20")
         axis.plot(*models.T, color="#D55E00", marker=".", linewidth=1.5)
         off = float((models[-1] - best()).norm())
@@ -121,11 +123,11 @@ def normalised() -> None:
             fontsize=9,
             ha="center",
         )
-    save(figure, OUT / "normalised.svg")
+    save_figure(figure, OUT / "normalised.svg")
 
 
 def control() -> None:
-    """A run on the digits, Case 3: who is told to take how many steps, and why."""
+    """A run on the digits, Case 3: how many steps each client takes, and why."""
     e = Experiment(data="digits", model="mlp", partition="case3", rounds=40, batch=32, lr=0.05)
     veca = run(e)
     avg = run(Experiment(**(vars(e) | {"method": "fedavg", "tau_all": veca.summary["tau_all"]})))
@@ -144,20 +146,25 @@ def control() -> None:
     axes[1].set(title="A of each client / the least A", xlabel="round", yscale="log")
     axes[1].legend(fontsize=7, loc="upper right")
     for done in (veca, avg):
-        label, colour, dash = look(done.experiment.method)
-        shares = [100 * line["test_accuracy"] for line in done.rounds]
+        label, colour, dash = find_look(done.experiment.method)
+        shares = [100 * (line["test_accuracy"] or 0.0) for line in done.rounds]
         axes[2].plot(range(1, 41), shares, dash, color=colour, label=label)
     axes[2].set(title="test accuracy (%), equal local steps in all", xlabel="round")
     axes[2].legend(loc="lower right")
-    save(figure, OUT / "control.svg")
+    save_figure(figure, OUT / "control.svg")
     for done in (veca, avg):
         print(done.experiment.method, done.summary["tau_all"], done.summary["kept"], done.summary["last"])
     print("tau by client, mean:", tau.mean(1).round(1), "A / least, median:", np.median(A / A.min(0), 1).round(2))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Draws all three."""
     OUT.mkdir(exist_ok=True)
     with plt.rc_context(STYLE):
         drift()
         normalised()
         control()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ parts = build(experiment)
 w = parts.state.w
 for state, trace in federate(parts.algorithm, parts.cohort, parts.state, experiment.rounds):
     w = state.w
-    print(int(trace["round"]), trace["tau"].tolist(), f"F(w_k) = {float(trace['train_loss']):.4f}")
+    print(trace["round"] + 1, trace["tau"], f"F(w_k) = {trace['train_loss']:.4f}")
 x, y = parts.data.x_test, parts.data.y_test
 loss, accuracy = parts.problem.losses(w, x, y)
 print(f"test accuracy {100 * float(accuracy):.1f} %")

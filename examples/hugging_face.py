@@ -1,5 +1,7 @@
 """A Hugging Face data set, split by a flwr-datasets partitioner; needs `pip install datasets flwr-datasets`."""
 
+from typing import Any
+
 from datasets import Dataset
 from flwr_datasets.partitioner import DirichletPartitioner
 from sklearn.datasets import load_wine
@@ -10,7 +12,7 @@ table = load_wine(as_frame=True)
 frame = (table.data - table.data.mean()) / table.data.std()
 columns = list(frame.columns)
 wine = Dataset.from_dict({**frame.to_dict("list"), "cultivar": table.target.tolist()})
-settings = {"model": "mlp", "hidden": 16, "clients": 4, "rounds": 15, "batch": 8, "lr": 0.05}
+settings: dict[str, Any] = {"model": "mlp", "hidden": 16, "clients": 4, "rounds": 15, "batch": 8, "lr": 0.05}
 
 # fedveca's own rules deal the rows
 data = from_hugging_face(wine, x=columns, y="cultivar", name="wine")

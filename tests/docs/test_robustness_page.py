@@ -1,41 +1,57 @@
-"""The committed page on robustness shows the committed numbers, and they bear its words out."""
+"""The committed pages on robustness, privacy and the corrected method show the committed numbers."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fedveca.runs.statistics import mean_and_spread
+from studies.corrected.results import Row, find_lead
+from studies.privacy import run as privacy
+from studies.robustness import run as robustness
+
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("robustness", ROOT / "benchmarks" / "robustness.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((ROOT / "docs/results/robustness.json").read_text("utf-8"))
+def results() -> dict[str, robustness.Values]:
+    content: robustness.Content = json.loads((RESULTS / "robustness.json").read_text("utf-8"))
     assert {len(values["accuracy"]) for values in content["results"].values()} == {content["seeds"]}
-    return content["results"]  # type: ignore[no-any-return]
+    assert content["settings"] == robustness.COMMON
+    return content["results"]
 
 
-def test_the_tables_are_those_of_the_results(benchmark: Any, results: dict[str, Any]) -> None:
-    assert results.keys() == benchmark.jobs().keys()
-    assert benchmark.table(results).strip() in (ROOT / "docs/robustness.md").read_text("utf-8")
+def test_the_tables_are_those_of_the_results(results: dict[str, robustness.Values]) -> None:
+    assert results.keys() == robustness.jobs().keys()
+    assert robustness.table(results).strip() in (ROOT / "docs/robustness.md").read_text("utf-8")
+
+
+def test_a_diverged_run_counts_as_a_guess() -> None:
+    assert robustness.mean({"x": {"accuracy": [0.5, None], "steps": [1, 1]}}, "x") == pytest.approx(30)
 
 
 def test_privacy_page_shows_its_numbers() -> None:
     page = (ROOT / "docs/privacy.md").read_text("utf-8")
-    for row in json.loads((ROOT / "docs/results/privacy.json").read_text("utf-8"))["rows"]:
+    content = json.loads((RESULTS / "privacy.json").read_text("utf-8"))
+    assert (content["settings"], content["methods"]) == (privacy.COMMON, privacy.METHODS)
+    for row in content["rows"]:
         assert row["epsilon"] is None or f" {row['epsilon']:.3g} " in page or f" {row['epsilon']:.2f} " in page
         assert "accuracy" not in row or f" {100 * row['accuracy']:.0f} % |" in page
+
+
+def test_the_corrected_methods_results_add_up() -> None:
+    rows: list[Row] = json.loads((RESULTS / "corrected.json").read_text("utf-8"))["rows"]
+    ours = {(row["study"], row["task"], row["label"]): row for row in rows if row["method"] == "corrected"}
+    assert len(rows) > 100
+    for row in rows:
+        for values in (row["kept_test_accuracy"], row["kept_test_loss"], row["last_test_accuracy"]):
+            mean, std, n = mean_and_spread(values["values"])
+            assert n == len(row["seeds"])
+            assert (values["mean"], values["std"]) == (pytest.approx(mean), pytest.approx(std))
+        if row["method"] != "corrected":
+            first = ours[row["study"], row["task"], row["label"]]["kept_test_accuracy"]["values"]
+            lead = find_lead(first, row["kept_test_accuracy"]["values"])
+            assert row["corrected_minus_this"] == pytest.approx(lead, abs=1e-9)

@@ -31,11 +31,19 @@ from safetensors.torch import load
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.messages import check_number, check_settings, check_vector, read_answer
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.node_process import own_rows, work
+from fedveca.deploy.node_process import load_node_rows, work
 from fedveca.runs.build import Built, build
-from fedveca.runs.checkpoint import ROWS, identify_run, load_checkpoint, save_checkpoint, seal
+from fedveca.runs.checkpoint import (
+    FORMAT,
+    FORMAT_0_1,
+    Checkpointer,
+    _identify_0_1,
+    identify_run,
+    load_checkpoint,
+    seal,
+)
 from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, preset
-from fedveca.runs.folder import FORMER, LAST, Run
+from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
@@ -125,14 +133,15 @@ def words() -> st.SearchStrategy[list[str]]:
 
 
 @functools.cache
-def a_run(method: str = "scaffold") -> tuple[dict[str, bytes], Built, str]:
-    """The files of a small run (SCAFFOLD's has memory), what it was built from, and its mark."""
+def a_run(method: str = "scaffold") -> tuple[dict[str, bytes], Built, dict[str, dict[str, str]]]:
+    """The files of a small run (SCAFFOLD's has memory), its parts, and what a checkpoint of each format belongs to."""
     e = Experiment(method=method, model="svm", rounds=3, batch=8, participation=0.5, lr=0.05)
     with tempfile.TemporaryDirectory() as folder:
         run(e, Path(folder) / "run", device="cpu")
         files = {path.name: path.read_bytes() for path in (Path(folder) / "run").iterdir()}
-    built = build(e)
-    return files, built, identify_run(e, built)
+        built = build(e)
+        belongs = {FORMAT: identify_run(built), FORMAT_0_1: {"mark": _identify_0_1(Path(folder) / "run", built)}}
+    return files, built, belongs
 
 
 def folders() -> st.SearchStrategy[dict[str, bytes]]:
@@ -192,6 +201,7 @@ def folders() -> st.SearchStrategy[dict[str, bytes]]:
 def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
     """Whether it is forged, or only hurt; and the file."""
     files, built, belongs = a_run()
+    others = [{}, {"mark": "other"}, *({"settings": odd} for odd in ("", "[" * 3000, "[]", "{}", '{"lr": 1}'))]
     kinds = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
     shapes = st.lists(st.sampled_from([0, 1, 4, 5, 64]), max_size=2)
     names = st.sampled_from(["state.w", "state.tau", "kept", "numbers", *ROWS_OF, "memory.x"])
@@ -211,7 +221,9 @@ def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
         if draw(st.booleans()):
             four = st.lists(st.floats() | st.integers(-3, 4), min_size=4, max_size=4)
             named["numbers"] = torch.tensor(draw(four), dtype=torch.float64)
-        return seal(named, belongs if draw(st.integers(0, 9)) else "other", draw(st.sampled_from("2223")))
+        form = draw(st.sampled_from([FORMAT, FORMAT, FORMAT_0_1, "9"]))
+        identity = belongs.get(form, {})
+        return seal(named, identity if draw(st.integers(0, 9)) else identity | draw(st.sampled_from(others)), form)
 
     big = struct.pack("<Q", 2**60) + b"{}"
     return st.tuples(st.just(False), hurt(*[files[LAST]] * 3, big)) | st.tuples(st.just(True), forged())
@@ -304,18 +316,19 @@ def read_board(case: dict[str, bytes], folder: Path) -> None:
 
 def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
     """No file of which one bit is hurt is taken for a whole one; what is forged fits the run, or is refused."""
-    files, built, belongs = a_run()
+    files, built, _ = a_run()
+    (folder / "experiment.toml").write_bytes(files["experiment.toml"])
     (folder / LAST).write_bytes(case[1])
-    (folder / ROWS).write_bytes(files[ROWS])
+    (folder / MEMORY_FILE).write_bytes(files[MEMORY_FILE])
     (folder / FORMER).unlink(missing_ok=True)
     assert isinstance(built.cohort, LocalCohort)
     built.cohort.memory = memory = ClientMemory(5)
-    course, said = load_checkpoint(folder, built, belongs, "cpu")
+    keeper, note = load_checkpoint(folder, built, "cpu")
     assert case[0] or case[1] == files[LAST]
-    assert said == ""
+    assert note == ""
     assert memory.widths.keys() <= {"c"}
-    assert 0 <= course.kept_round <= course.round
-    save_checkpoint(folder, course, memory, belongs)
+    assert 0 <= keeper.kept_round <= keeper.round
+    Checkpointer(folder, built).save(keeper)
 
 
 @st.composite
@@ -367,9 +380,9 @@ def read_request(case: bytes, folder: Path) -> None:
     raise ValueError(said[8 : 8 + int.from_bytes(said[:8], "little")].decode()[:200])
 
 
-def read_own_rows(case: bytes, folder: Path) -> None:
+def read_node_rows(case: bytes, folder: Path) -> None:
     (folder / "own.npz").write_bytes(case)
-    x, y = own_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
+    x, y = load_node_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
     assert len(x) == len(y)
 
 
@@ -410,7 +423,7 @@ ROW = bytes([3]) + bytes(cifar10.ROW - 1)
 REQUEST = save(
     {"w": np.zeros(64, np.float32)},
     {
-        "request": json.dumps(
+        "content": json.dumps(
             {
                 "settings": {"model": "svm", "clients": 3, "batch": 8},
                 "client": 1,
@@ -443,7 +456,7 @@ READERS = {
     "packages (npm)": Reader(archives, read_npm),
     "npz of a node's own": Reader(
         lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
-        read_own_rows,
+        read_node_rows,
     ),
     "answers (Flower)": Reader(answers, read_answer),
     "requests to a node": Reader(lambda: hurt(REQUEST), read_request),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.reproduce import Study
+from fedveca.runs.study import Study
 
 Shrink = Callable[..., None]
 

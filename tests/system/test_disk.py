@@ -10,17 +10,18 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+from round_observers import EachRound
 from same_runs import SMALL, same
 from zygote import Zygote, zygote
 
 from fedveca.cli import main
-from fedveca.runs import lock
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FolderUnwritable
@@ -54,8 +55,8 @@ def mount(options: str, disk: Path) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
 
 
-def at(k: int, action: Any) -> Any:
-    return lambda line: action() if line["round"] + 1 == k else None
+def at(k: int, action: Callable[[], None]) -> list[EachRound]:
+    return [EachRound(lambda record: action() if record["round"] + 1 == k else None)]
 
 
 def test_a_full_disk(disk: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -63,13 +64,14 @@ def test_a_full_disk(disk: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main([*words, str(tmp_path / "whole")]) == 0
     assert main([*words, str(folder)]) == 1
     assert capsys.readouterr().err == (
-        f"fedveca: {folder} cannot be written: No space left on device; all up to its last checkpoint is whole, "
-        f"and fedveca run --resume {folder} goes on from there\n"
+        f"fedveca: {folder} cannot be written: No space left on device; "
+        f"everything up to its last checkpoint is saved: resume it with: fedveca run --resume {folder}\n"
     )
     left = Run.open(folder)
     assert 0 < len(left.rounds) < 60
     assert left.summary == {}
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]  # its drafts give back their room
+    hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert hidden == [".lock"]  # its drafts give back their room
     assert main(["run", "--resume", str(folder)]) in (1, 2)  # still full
     capsys.readouterr()
     mount("size=1m", disk)
@@ -89,9 +91,10 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, capsys: Captu
         mount("ro,bind", disk)
 
     with pytest.raises(
-        FolderUnwritable, match="cannot be written: Read-only file system; all up to its last checkpoint"
+        FolderUnwritable,
+        match="cannot be written: Read-only file system; everything up to its last checkpoint is saved",
     ):
-        run(e, folder, device="cpu", watch=at(4, freeze))
+        run(e, folder, device="cpu", observers=at(4, freeze))
     assert (folder / "checkpoint.safetensors").read_bytes() == kept[0]
     assert main(["run", "--resume", str(folder)]) == 2
     assert capsys.readouterr().err == f"fedveca: {folder} cannot be written: Read-only file system\n"
@@ -104,18 +107,18 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, capsys: Captu
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     """The system's own limit on the size of files stands in for a full disk where none can be mounted."""
-    e = Experiment(**SMALL)
+    e = Experiment(**(SMALL | {"rounds": 24}))
     run(e, tmp_path / "whole", device="cpu")
     size = (tmp_path / "whole" / "rounds.jsonl").stat().st_size
     with (
         files_of_at_most(size // 2),
         pytest.raises(
-            FolderUnwritable, match="cannot be written: File too large; all up to its last checkpoint is whole"
+            FolderUnwritable, match="cannot be written: File too large; everything up to its last checkpoint is saved"
         ),
     ):
         run(e, tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == size // 2  # in the middle of a line
-    assert 0 < len(Run.open(tmp_path / "run").rounds) < 8
+    assert 0 < len(Run.open(tmp_path / "run").rounds) < 24
     resume(tmp_path / "run", device="cpu")
     same(tmp_path / "whole", tmp_path / "run")
 
@@ -132,8 +135,8 @@ def test_a_full_disk_while_clients_remember(disk: Path, tmp_path: Path, capsys: 
         mount(f"size={size}k", disk)
         assert main([*words, "--out", str(folder)]) == 1
         assert capsys.readouterr().err == (
-            f"fedveca: {folder} cannot be written: No space left on device; all up to its last checkpoint is whole, "
-            f"and fedveca run --resume {folder} goes on from there\n"
+            f"fedveca: {folder} cannot be written: No space left on device; "
+            f"everything up to its last checkpoint is saved: resume it with: fedveca run --resume {folder}\n"
         )
         mount("size=1m", disk)
         assert main(["run", "--resume", str(folder), "--device", "cpu", "--quiet"]) == 0
@@ -160,7 +163,7 @@ def test_a_memory_that_may_not_grow(tmp_path: Path) -> None:
     with (
         files_of_at_most(size // 2),
         pytest.raises(
-            FolderUnwritable, match="cannot be written: File too large; all up to its last checkpoint is whole"
+            FolderUnwritable, match="cannot be written: File too large; everything up to its last checkpoint is saved"
         ),
     ):
         run(e, folder, device="cpu")
@@ -173,16 +176,17 @@ def test_a_memory_that_is_cut_short(tmp_path: Path) -> None:
     """By someone else, while the run goes on: what cannot be read is reported as what cannot be written."""
     folder = tmp_path / "run"
     with pytest.raises(
-        FolderUnwritable, match=r"the file of the clients' memory ends too early; all up to its last checkpoint"
+        FolderUnwritable,
+        match=r"the file of the clients' memory ends too early; everything up to its last checkpoint is saved",
     ):
-        run(Experiment(**MEMORY), folder, device="cpu", watch=at(3, lambda: os.truncate(folder / "memory.rows", 9)))
+        run(Experiment(**MEMORY), folder, device="cpu", observers=at(3, lambda: os.truncate(folder / "memory.rows", 9)))
 
 
 def test_a_disk_without_room_for_the_first_files(tmp_path: Path, capsys: Capture) -> None:
     """Before its settings are written it is not a run: nothing stays behind."""
     words = ["run", *(f"{key}={value}" for key, value in MEMORY.items()), "--device", "cpu", "--quiet", "--out"]
     (tmp_path / "there").mkdir()
-    for folder, left in ((tmp_path / "run", {"there"}), (tmp_path / "there", {"there"})):
+    for folder, left in ((tmp_path / "run", {"there"}), (tmp_path / "there", {"there", "there/.lock"})):
         with files_of_at_most(1000):  # the partition of 100 clients has more
             assert main([*words, str(folder)]) == 2
         assert capsys.readouterr().err == f"fedveca: {folder} cannot be written: File too large\n"
@@ -195,7 +199,7 @@ def test_a_folder_that_is_gone(tmp_path: Path, programs: Zygote) -> None:
     until(lambda: (folder / "checkpoint.safetensors").exists())
     folder.rename(tmp_path / "moved")
     assert programs.wait(pid) == 1
-    assert programs.said.read_text() == f"fedveca: {folder} is gone: it was deleted or moved while the run went on\n"
+    assert programs.said.read_text() == f"fedveca: {folder} is gone: it was deleted or moved during the run\n"
     more = len(Run.open(tmp_path / "moved").rounds) + 1
     assert main(["run", "--resume", str(tmp_path / "moved"), f"rounds={more}", "--quiet"]) == 0  # nothing was lost
 
@@ -248,13 +252,22 @@ def test_the_lock_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with lock_folder(tmp_path):
         with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), lock_folder(tmp_path):
             pass
-        with lock_folder(tmp_path / "other", made=True):
-            assert (tmp_path / "other" / ".lock").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+        with lock_folder(tmp_path / "other", make=True):
+            assert (tmp_path / "other" / ".lock").read_text() == str(os.getpid())
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [".lock", "other", "other/.lock"]
     with lock_folder(tmp_path):  # free again
         pass
+    with pytest.raises(RuntimeError, match="fails"), lock_folder(tmp_path / "new", make=True):
+        raise RuntimeError("fails")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "a").touch()
+    with pytest.raises(RuntimeError, match="fails"), lock_folder(tmp_path / "new", make=True):
+        raise RuntimeError("fails")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".lock", "a"]
 
     (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".lock").unlink()
     (tmp_path / ".lock").symlink_to(tmp_path / "mine")
     with pytest.raises(ValueError, match="cannot be written: Too many levels of symbolic links"), lock_folder(tmp_path):
         pass
@@ -265,12 +278,11 @@ def test_the_lock_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with lock_folder(tmp_path):  # a file system without locks
-        pass
-    assert lock.NAME not in os.listdir(tmp_path)
+    with lock_folder(tmp_path), lock_folder(tmp_path):  # a file system without locks
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_a_lock_taken_away_while_one_waits_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_taken_away_while_one_waits_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between one's opening of the file and locking it, its holder ends and removes it: that lock is worth nothing."""
     real, first = fcntl.flock, []
 
@@ -281,7 +293,19 @@ def test_a_lock_taken_away_while_one_waits_is_taken_anew(tmp_path: Path, monkeyp
         real(handle, what)
 
     monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InUse, match="in use by another process"), lock_folder(tmp_path):
+        pass
     with lock_folder(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
         with pytest.raises(InUse), lock_folder(tmp_path):
             pass
+
+
+def test_a_new_folder_that_fails_is_removed_while_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removed after its release, the file could be another one's lock by then."""
+    seen: list[bool] = []
+    release = FileLock.release
+    monkeypatch.setattr(FileLock, "release", lambda lock: (seen.append((tmp_path / "new").exists()), release(lock)))
+    with pytest.raises(RuntimeError, match="fails"), lock_folder(tmp_path / "new", make=True):
+        raise RuntimeError("fails")
+    assert seen[0] is False

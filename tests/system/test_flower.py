@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveca.deploy.launch import HOST, Federation, free_port, started
+from fedveca.deploy.launch import HOST, Federation, free_port
 from fedveca.deploy.local import follow
+from fedveca.deploy.processes import find_marked
 from fedveca.deploy.provision import write_app, write_key
-from fedveca.deploy.superlink import QUIET
+from fedveca.deploy.server import STATE
+from fedveca.deploy.superlink import FLOWER_ENVIRONMENT
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
@@ -78,7 +81,7 @@ class Bench:
 
     def run(self, e: Experiment, name: str, more: str = "") -> Run:
         out = self.start(e, name, more)
-        follow(self.federation, out)
+        follow(self.federation, out, NODES)
         return Run.open(out)
 
 
@@ -231,7 +234,7 @@ def test_killed_and_stopped_nodes_are_named_and_come_back(bench: Bench) -> None:
     assert lines(out) == 2  # round 3 was asked again
     os.kill(nodes[2].pid, signal.SIGCONT)
     bench.federation.start_node(1)
-    follow(bench.federation, out)
+    follow(bench.federation, out, NODES)
     rounds = Run.open(out).rounds
     assert [line["ids"] for line in rounds[:2]] == [[0, 1, 2], [0, 2]]
     (fault,) = rounds[1]["faults"]
@@ -299,17 +302,17 @@ def test_what_hangs_below_a_federation_ends_with_it_and_nothing_else(tmp_path: P
     def begin(federation: Federation) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-c", parent, f"{deaf}time.sleep(300)"]
         process = subprocess.Popen(words, env=federation._environment({}))
-        until(lambda: len(started(federation.state)) == 2)
+        until(lambda: len(find_marked(STATE, str(federation.state))) == 2)
         return process
 
     mine, others = Federation(tmp_path / "mine", 0), Federation(tmp_path / "mine-too", 0)
     first, second = begin(mine), begin(others)
     mine.close()
-    assert started(mine.state) == []
+    assert find_marked(STATE, str(mine.state)) == []
     assert first.wait(60) == -signal.SIGKILL
-    assert len(started(others.state)) == 2
-    others._end_rest(0)
-    assert started(others.state) == []
+    assert len(find_marked(STATE, str(others.state))) == 2
+    others._kill_leftovers(0)
+    assert find_marked(STATE, str(others.state)) == []
     assert second.wait(60) == -signal.SIGKILL
 
 
@@ -317,7 +320,7 @@ def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
     """`flwr run examples/flower_app`, on a SuperLink that simulates its nodes."""
     app, port, out = Path(__file__).parents[2] / "examples" / "flower_app", free_port(), tmp_path / "out"
     place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | QUIET | {"FLWR_HOME": str(tmp_path / "home"), "PATH": place}
+    environment = os.environ | FLOWER_ENVIRONMENT | {"FLWR_HOME": str(tmp_path / "home"), "PATH": place}
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text(f'[superlink.here]\naddress = "{HOST}:{port}"\ninsecure = true\n')
     link = ["flower-superlink", "--simulation", "--insecure", "--host", HOST, "--port", str(port)]
@@ -337,14 +340,7 @@ def test_the_example_in_flowers_own_simulation(tmp_path: Path) -> None:
     same(out, expected.model, 1e-6)
 
 
-def _left(out: Path) -> list[str]:
-    """Processes that speak of this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if str(out) in words and path.parent.name != str(os.getpid()):
-            found.append(words)
-    return found
+def _left(out: Path) -> list[list[str]]:
+    """The commands of processes that name this folder."""
+    commands = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
+    return [words for words in commands if str(out) in " ".join(words)]

@@ -19,9 +19,9 @@ from fedveca.cli import main
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.cohorts.client_store import ClientMemoryError, ClientStore
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import ROWS, identify_run, seal
+from fedveca.runs.checkpoint import identify_run, seal
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import FORMER, LAST, Run
+from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
 from fedveca.runs.run import resume, run
 
 Capture = pytest.CaptureFixture[str]
@@ -41,13 +41,13 @@ WRITTEN = (
     "environment.json",
     "partition.json",
     "rounds.jsonl",
-    ROWS,
+    MEMORY_FILE,
     LAST,
     FORMER,
     "model.safetensors",
     "summary.json",
 )
-DRAFTS = tuple(f".{name}.{os.getpid()}" for name in WRITTEN if name not in (".lock", ROWS))
+DRAFTS = tuple(f".{name}.{os.getpid()}" for name in WRITTEN if name not in (".lock", MEMORY_FILE))
 MINE = b"mine: " + bytes(range(256)) * 8
 
 
@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("summary.json", "model.safetensors"):
         (above / "cut" / name).unlink()
     shutil.copytree(above / "cut", above / "early")
-    for name in (ROWS, LAST, FORMER):
+    for name in (MEMORY_FILE, LAST, FORMER):
         (above / "early" / name).unlink()
     return above
 
@@ -128,17 +128,17 @@ def test_a_linked_memory_is_rejected_with_a_sentence(start: str, made: Path, tmp
         (dangling, "is a link that leads out of it"),
         (hard, "has a second name (a hard link); resume a copy of the folder"),
     ):
-        (tmp_path / "run" / ROWS).unlink(missing_ok=True)
-        link(tmp_path / "run" / ROWS, tmp_path / "victim")
+        (tmp_path / "run" / MEMORY_FILE).unlink(missing_ok=True)
+        link(tmp_path / "run" / MEMORY_FILE, tmp_path / "victim")
         assert main(["run", "--resume", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err
-        assert said == f"fedveca: {tmp_path / 'run'} cannot be resumed: {ROWS} {why}\n"
+        assert said == f"fedveca: {tmp_path / 'run'} cannot be resumed: {MEMORY_FILE} {why}\n"
 
 
 def test_a_link_into_the_folder_is_followed(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "cut", tmp_path / "run")
-    (tmp_path / "run" / ROWS).rename(tmp_path / "run" / "rows")
-    (tmp_path / "run" / ROWS).symlink_to("rows")
+    (tmp_path / "run" / MEMORY_FILE).rename(tmp_path / "run" / "rows")
+    (tmp_path / "run" / MEMORY_FILE).symlink_to("rows")
     resume(tmp_path / "run", device="cpu")
     same(made / "whole", tmp_path / "run")
 
@@ -147,16 +147,16 @@ def test_a_shelf_of_its_own_file(tmp_path: Path) -> None:
     """A new one replaces what stands in its place, a saved one is opened only where it is a file of its own."""
     (tmp_path / "victim").write_bytes(MINE)
     for link in (symbolic, hard):
-        link(tmp_path / ROWS, tmp_path / "victim")
-        shelf = ClientStore(4, 3, tmp_path / ROWS)
+        link(tmp_path / MEMORY_FILE, tmp_path / "victim")
+        shelf = ClientStore(4, 3, tmp_path / MEMORY_FILE)
         shelf.write(torch.tensor([2, 0]), torch.rand(2, 3))
         saved = shelf.save()
-        (tmp_path / ROWS).rename(tmp_path / "real")
+        (tmp_path / MEMORY_FILE).rename(tmp_path / "real")
         for again, why in ((symbolic, "symbolic links"), (hard, "second name")):
-            again(tmp_path / ROWS, tmp_path / "real")
+            again(tmp_path / MEMORY_FILE, tmp_path / "real")
             with pytest.raises(ClientMemoryError, match=why):
-                ClientStore.load(4, tmp_path / ROWS, saved)
-            (tmp_path / ROWS).unlink()
+                ClientStore.load(4, tmp_path / MEMORY_FILE, saved)
+            (tmp_path / MEMORY_FILE).unlink()
         (tmp_path / "real").unlink()
     assert (tmp_path / "victim").read_bytes() == MINE
 
@@ -176,7 +176,7 @@ def test_a_tracker_does_not_follow_its_link(made: Path, tmp_path: Path, recwarn:
         assert list((tmp_path / "outside").iterdir()) == []
         shutil.rmtree(folder)
     said = [str(warning.message) for warning in recwarn]
-    assert said == ["track=tensorboard failed: tensorboard in the run folder is a link; the run goes on without it"]
+    assert said == ["track=tensorboard failed: tensorboard in the run folder is a link; the run continues without it"]
 
 
 # what is not a file
@@ -204,7 +204,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file(
 @pytest.mark.parametrize("start", ["early", "cut"])
 def test_a_file_of_20_gigabytes(start: str, made: Path, tmp_path: Path, capsys: Capture) -> None:
     """Almost all of it a hole: what no run of these settings writes is not read into memory."""
-    for name in ("experiment.toml", "rounds.jsonl", "summary.json", "environment.json", ROWS, LAST):
+    for name in ("experiment.toml", "rounds.jsonl", "summary.json", "environment.json", MEMORY_FILE, LAST):
         folder = tmp_path / "run"
         shutil.copytree(made / start, folder)
         with open(folder / name, "ab"):
@@ -245,7 +245,7 @@ def forge(folder: Path, **tensors: torch.Tensor) -> None:
     """The run's own checkpoint with other tensors in it, and with a right sum."""
     e = Run.open(folder).experiment
     named = load((folder / LAST).read_bytes()) | {name.replace("__", "."): v for name, v in tensors.items()}
-    (folder / LAST).write_bytes(seal(named, identify_run(e, build(e))))
+    (folder / LAST).write_bytes(seal(named, identify_run(build(e))))
 
 
 def rejected(folder: Path, capsys: Capture) -> str:
@@ -292,7 +292,7 @@ def test_a_memory_of_other_kinds_of_numbers(made: Path, tmp_path: Path, capsys: 
     (tmp_path / "run" / FORMER).unlink()
     for width in (torch.tensor(torch.inf), torch.tensor(torch.nan), torch.tensor([64, 64])):
         forge(tmp_path / "run", memory__width=width)
-        assert f"{ROWS} does not fit its checkpoint; {FORMER} is missing" in rejected(tmp_path / "run", capsys)
+        assert f"{MEMORY_FILE} does not fit its checkpoint; {FORMER} is missing" in rejected(tmp_path / "run", capsys)
     ledger = NodeLedger(3)
     for rounds, token in (
         (torch.zeros(3), torch.tensor(5)),

@@ -19,9 +19,8 @@ import pytest
 from fedveca.cli import main
 from fedveca.runs import files
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.files import read_inside
+from fedveca.runs.files import DEEPEST, OBJECT_BYTES, read_inside, read_object, require_inside
 from fedveca.runs.folder import Run
-from fedveca.runs.files import DEEPEST, OBJECT_BYTES, read_object, require_inside
 from fedveca.runs.run import run
 from fedveca.views.report import report
 

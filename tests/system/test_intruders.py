@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedveca.cli import main
@@ -149,11 +150,11 @@ def ask_as_stranger(
 ) -> dict[str, dict[str, Any]]:
     """What another user gets: from these paths, from every socket below the folder, from every secret."""
     sockets = [str(p) for p in folder.rglob("*") if p.is_socket()]
-    secrets = [str(p) for p in folder.rglob("*") if p.name in ("key", "server.key", "state.db", "worker.json")]
+    secrets = [str(p) for p in folder.rglob("*") if p.name in ("key", "server.key", "state.db", "node_process.json")]
     assert sockets
     assert secrets
     request = json.dumps({"address": address, "paths": paths, "sockets": sockets, "files": secrets})
-    command = [*prefix, sys.executable, str(Path(__file__).parent / "stranger.py")]
+    command = [*prefix, sys.executable, str(Path(__file__).parents[1] / "helpers" / "stranger.py")]
     done = subprocess.run(command, input=request, text=True, capture_output=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     answer: dict[str, dict[str, Any]] = json.loads(done.stdout)
@@ -174,11 +175,11 @@ def check_stranger(prefix: list[str], address: tuple[str, int], folder: Path) ->
         assert set(said[kind].values()) == {"PermissionError"}, said[kind]
 
 
-def listening(pids: list[int]) -> set[tuple[str, int]]:
+def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
     """The addresses and ports that these processes listen on, TCP of both versions."""
     inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
+    for process in processes:
+        for link in Path(f"/proc/{process.pid}/fd").glob("*"):
             try:
                 target = os.readlink(link)
             except OSError:
@@ -187,7 +188,7 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
                 inodes.add(target[8:-1])
     found = set()
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{processes[0].pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and words[9] in inodes:
                 host, port = words[1].split(":")
@@ -195,16 +196,13 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     return found
 
 
-def processes_of(folder: Path) -> list[int]:
+def processes_of(folder: Path) -> list[psutil.Process]:
     """All processes whose environment or command names the folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in words and int(path.name) != os.getpid():
-            found.append(int(path.name))
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        words = [*(process.info["environ"] or {}).values(), *(process.info["cmdline"] or [])]
+        if process.pid != os.getpid() and any(str(folder) in word for word in words):
+            found.append(process)
     return found
 
 
@@ -274,19 +272,12 @@ def test_a_key_is_one_clients_and_the_mistake_can_be_corrected(kit: Kit) -> None
 
 def test_a_killed_superexec_is_started_again(kit: Kit) -> None:
     """Without one, a node would take part in no round any more."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words, stat = path.read_bytes(), (path.parent / "stat").read_text()
-        except OSError:
-            continue
-        if b"flower-superexec" in words and str(kit.kit / "node-0").encode() in (path.parent / "environ").read_bytes():
-            parents[int(path.parent.name)] = int(stat.rpartition(")")[2].split()[1])
-    (worker,) = [pid for pid, parent in parents.items() if parent in parents]
-    os.kill(worker, signal.SIGKILL)
+    executors = [p for p in processes_of(kit.kit / "node-0") if any("flower-superexec" in w for w in p.cmdline())]
+    (child,) = [process for process in executors if process.parent() in executors]
+    child.kill()
     done = kit.finish(kit.train("executed"))
     assert [line["ids"] for line in done.rounds] == [[0, 1]] * 2
-    assert "flower-superexec ended with -9; started again" in kit.log("node-0")
+    assert "flower-superexec ended with -9; it is started again" in kit.log("node-0")
 
 
 def test_a_stranger_gets_nowhere_in_deploy_local(tmp_path: Path) -> None:

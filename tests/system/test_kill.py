@@ -6,11 +6,11 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cut_off import Cut, cut_before
 from same_runs import same
 from zygote import Zygote, zygote
 
@@ -45,7 +45,7 @@ def test_killed_at_random_moments(kills: int, settings: dict[str, Any], tmp_path
                     break
                 moments.append(done(folder))
             same(tmp_path / "whole", folder)
-            left = {path.name for path in folder.iterdir()} - {".lock"}
+            left = {path.name for path in folder.iterdir()}
             assert left == {path.name for path in (tmp_path / "whole").iterdir()}  # no draft is left behind
             if len(moments) == kills:
                 break
@@ -81,29 +81,6 @@ def lived(programs: Zygote, new: list[str], folder: Path, more: int, seconds: fl
 
 def over(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-class Cut(BaseException):
-    """The process is gone."""
-
-
-def cut_before(n: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From the n-th word to the file system on, none comes through."""
-    count = 0
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count > n:
-                raise Cut
-            return real(*args, **kwargs)
-
-        return call
-
-    for name in ("open", "fsync", "replace", "unlink", "mkdir"):
-        monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    return monkeypatch.undo
 
 
 @pytest.mark.slow

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from round_observers import EachRound
 from safetensors.torch import load_file
 from same_runs import SMALL, same
 from shrunken_studies import Shrink, shrink  # noqa: F401
 from zygote import Zygote, zygote
 
 from fedveca.cli import main
-from fedveca.runs.compare import compare, table
+from fedveca.runs.compare import compare, make_table
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import LAST, Run
 from fedveca.runs.interrupt import HEARD, Stopped
+from fedveca.runs.lock import lock_folder
+from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 from fedveca.views.terminal.screen import Screen
 
-Line = dict[str, Any]
 CTRL_C, TERM = signal.SIGINT, signal.SIGTERM
 
 
@@ -48,15 +51,15 @@ def until(true: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.01)
 
 
-def pressed(number: int, after: int, times: int = 1) -> Callable[[Line], None]:
-    """A watcher that sends this process a signal after so many rounds."""
+def pressed(number: int, after: int, times: int = 1) -> EachRound:
+    """An observer that sends this process a signal after so many rounds."""
 
-    def watch(line: Line) -> None:
-        if line["round"] + 1 == after:
+    def press(record: Round) -> None:
+        if record["round"] + 1 == after:
             for _ in range(times):
                 signal.raise_signal(number)
 
-    return watch
+    return EachRound(press)
 
 
 # a run
@@ -75,11 +78,12 @@ def test_once_ends_the_round_and_saves(number: int, tmp_path: Path, programs: Zy
     k = len(left.rounds)
     assert programs.said.read_text() == (
         HEARD.decode() + f"fedveca: stopped after round {k} of 1000, all saved; "
-        f"to go on: fedveca run --resume '{folder}'\n"
+        f"resume it with: fedveca run --resume '{folder}'\n"
     )
     assert left.summary == {}
     assert load_file(folder / LAST)["numbers"][0] == k  # saved, though no checkpoint was due
-    assert not (folder / ".lock").exists()
+    with lock_folder(folder):  # it is unlocked
+        pass
     run(Experiment(**(SMALL | {"rounds": k + 2, "checkpoint_every": 900})), tmp_path / "whole", device="cpu")
     assert e.rounds == left.experiment.rounds
     (folder / "experiment.toml").write_text(Run.open(tmp_path / "whole").experiment.toml())  # k + 2 will do
@@ -113,30 +117,35 @@ def test_before_the_first_round_nothing_is_left(tmp_path: Path, monkeypatch: pyt
 def test_from_python(tmp_path: Path) -> None:
     e = Experiment(**SMALL)
     run(e, tmp_path / "whole", device="cpu")
-    with pytest.raises(Stopped, match=r"stopped after round 4 of 8, all saved; to go on: fedveca run --resume \S+run$"):
-        run(e, tmp_path / "run", device="cpu", watch=pressed(CTRL_C, 3))
+    with pytest.raises(
+        Stopped, match=r"stopped after round 4 of 8, all saved; resume it with: fedveca run --resume \S+run$"
+    ):
+        run(e, tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 3)])
     with pytest.raises(Stopped, match="after round 6 of 8"):
-        resume(tmp_path / "run", device="cpu", watch=pressed(TERM, 5))
-    resume(tmp_path / "run", device="cpu", watch=pressed(CTRL_C, 7))  # the last round: there is nothing to stop
+        resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5)])
+    resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 7)])  # the last round: there is nothing to stop
     same(tmp_path / "whole", tmp_path / "run")
     with pytest.raises(KeyboardInterrupt) as twice:
-        run(e, tmp_path / "twice", device="cpu", watch=pressed(CTRL_C, 3, times=2))
+        run(e, tmp_path / "twice", device="cpu", observers=[pressed(CTRL_C, 3, times=2)])
     assert not isinstance(twice.value, Stopped)
     assert len(Run.open(tmp_path / "twice").rounds) == 3
     done: list[int] = []
     with pytest.raises(Stopped, match="after round 2 of 8"):
-        run(e, tmp_path / "asked", device="cpu", watch=lambda line: done.append(1), stop=lambda: len(done) == 1)
+        run(
+            e,
+            tmp_path / "asked",
+            device="cpu",
+            observers=[EachRound(lambda record: done.append(1))],
+            stop=lambda: len(done) == 1,
+        )
 
 
 def test_in_memory_ctrl_c_is_as_usual() -> None:
     seen: list[int] = []
 
-    def watch(line: Line) -> None:
-        seen.append(line["round"])
-        pressed(CTRL_C, 3)(line)
-
+    seeing = EachRound(lambda record: seen.append(record["round"]))
     with pytest.raises(KeyboardInterrupt) as caught:
-        run(Experiment(**SMALL), device="cpu", watch=watch)
+        run(Experiment(**SMALL), device="cpu", observers=[seeing, pressed(CTRL_C, 3)])
     assert not isinstance(caught.value, Stopped)
     assert seen == [0, 1, 2]
 
@@ -145,16 +154,15 @@ def test_handlers_of_others_stay(tmp_path: Path) -> None:
     heard: list[int] = []
     before = signal.signal(CTRL_C, lambda number, frame: heard.append(number))
     try:
-        run(Experiment(**SMALL), tmp_path / "mine", device="cpu", watch=pressed(CTRL_C, 3))
+        run(Experiment(**SMALL), tmp_path / "mine", device="cpu", observers=[pressed(CTRL_C, 3)])
     finally:
         signal.signal(CTRL_C, before)
     assert heard == [CTRL_C]
 
-    def watch(line: Line) -> None:
-        seen.append(signal.getsignal(CTRL_C))
-
     seen: list[Any] = []
-    thread = threading.Thread(target=run, args=(Experiment(**SMALL), tmp_path / "thread"), kwargs={"watch": watch})
+    observers = [EachRound(lambda record: seen.append(signal.getsignal(CTRL_C)))]
+    there = {"observers": observers}
+    thread = threading.Thread(target=run, args=(Experiment(**SMALL), tmp_path / "thread"), kwargs=there)
     thread.start()
     thread.join()
     assert seen == [before] * 8
@@ -169,20 +177,21 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = compare(e, 1, tmp_path / "whole", methods=methods, device="cpu")
     seen: list[tuple[str, int]] = []
 
-    def started(e: Experiment) -> Callable[[Line], None]:
-        def watch(line: Line) -> None:
-            seen.append((e.method, line["round"]))
+    class Presses(Observer):
+        def start(self, experiment: Experiment, folder: Path | None) -> None:
+            self.method = experiment.method
+
+        def round(self, record: Round) -> None:
+            seen.append((self.method, record["round"]))
             if seen[-1] == ("scaffold", 3):
                 signal.raise_signal(CTRL_C)
 
-        return watch
-
-    with pytest.raises(Stopped, match="all saved; the same command goes on from there"):
-        compare(e, 1, tmp_path / "cut", methods=methods, device="cpu", started=started)
+    with pytest.raises(Stopped, match="all saved; the same command resumes it"):
+        compare(e, 1, tmp_path / "cut", methods=methods, device="cpu", observers=[Presses()])
     assert not (tmp_path / "cut" / "table.json").exists()
-    again = compare(e, 1, tmp_path / "cut", methods=methods, device="cpu", started=started)
+    again = compare(e, 1, tmp_path / "cut", methods=methods, device="cpu", observers=[Presses()])
     assert seen == [(method, k) for method in methods for k in range(8)]  # no round was done twice
-    assert table(again) == table(whole)
+    assert make_table(again) == make_table(whole)
     for method in methods:
         same(tmp_path / "whole" / f"{method}-seed0", tmp_path / "cut" / f"{method}-seed0")
 
@@ -194,13 +203,15 @@ def test_reproduce_goes_on_where_it_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["reproduce", "instant", "--seeds", "1", "--device", "cpu", "--quiet", "--out"]
+
+    def press_in_fednova(screen: Screen, record: Round) -> None:
+        pressed(TERM, 5 if screen.experiment.method == "fednova" else 0).round(record)
+
     assert main([*argv, "whole"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Screen, "run", lambda screen, e: pressed(TERM, 5 if e.method == "fednova" else 0))
+        patch.setattr(Screen, "round", press_in_fednova)
         assert main([*argv, "cut"]) == 130
-    assert capsys.readouterr().err == (
-        "fedveca: stopped after a whole round, all saved; the same command goes on from there\n"
-    )
+    assert capsys.readouterr().err == ("fedveca: stopped after a whole round, all saved; the same command resumes it\n")
     assert not (tmp_path / "cut" / "results").exists()
     assert main([*argv, "cut"]) == 0
     files = [(tmp_path / out / "results" / "instant.svg").read_bytes() for out in ("whole", "cut")]

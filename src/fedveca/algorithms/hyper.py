@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from fedveca.errors import UserError, show_value
 
 LARGEST = 2**31 - 1  # of whole numbers: counts beyond it would only fail later
 LARGEST_FLOAT = 1e38  # of numbers: what float32 can hold
 Number = TypeVar("Number", int, float)
+OpenEnds = bool | Literal["low"]  # whether low and high themselves are excluded, or low alone
 
 
 class Range(NamedTuple):
@@ -18,10 +19,10 @@ class Range(NamedTuple):
 
     low: float = -math.inf
     high: float = math.inf
-    open_ends: bool = False
+    open_ends: OpenEnds = False
 
     def __str__(self) -> str:
-        left, right = ("(", ")") if self.open_ends else ("[", "]")
+        left, right = "(" if self.open_ends else "[", ")" if self.open_ends is True else "]"
         if math.isinf(self.high):
             return f"{'>' if self.open_ends else '>='} {self.low}"
         return f"{left}{self.low}, {self.high}{right}"
@@ -36,8 +37,9 @@ class Range(NamedTuple):
         most = LARGEST if kind is int else LARGEST_FLOAT
         if most < number < math.inf:
             raise UserError(f"{name}={number} is out of range; at most {most}")
-        inside = self.low < number < self.high if self.open_ends else self.low <= number <= self.high
-        if not inside or not math.isfinite(number):
+        above = self.low < number if self.open_ends else self.low <= number
+        below = number < self.high if self.open_ends is True else number <= self.high
+        if not (above and below) or not math.isfinite(number):
             raise UserError(f"{name}={number} is out of range; allowed: {self}")
         return number
 

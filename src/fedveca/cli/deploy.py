@@ -1,13 +1,16 @@
-"""deploy local, deploy init."""
+"""deploy local, deploy init, deploy pin."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fedveca.cli.arguments import Command, experiment_of, folder, out_of, takes_experiment
+from fedveca.cli.arguments import Command, add_experiment, choose_folder, parse_experiment, parse_folder
 from fedveca.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveca.runs.experiment import Experiment
 
 MOST_NODES = 10_000  # each has a folder, a key and a process
 
@@ -15,34 +18,39 @@ MOST_NODES = 10_000  # each has a folder, a key and a process
 def add(command: Command) -> None:
     deploy = command("deploy", _local, "Run an experiment on real Flower nodes.")
     ways = deploy.add_subparsers(required=True, metavar="local | init | pin")
-    text = "Bring up a SuperLink and SuperNodes here, with TLS and node keys, run the experiment, take all down again."
+    text = "Start a SuperLink and SuperNodes on this machine, run the experiment, then shut everything down."
     local = ways.add_parser("local", help=text, description=text)
     local.set_defaults(command=_local)
-    takes_experiment(local)
+    add_experiment(local)
     local.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: the experiment's clients)")
-    local.add_argument("--out", type=folder, metavar="DIR", help="folder to write (default: a new one under runs/)")
     local.add_argument(
-        "--resume", type=folder, metavar="DIR", help="go on with the run in DIR; rounds=N for more rounds"
+        "--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one under runs/)"
     )
-    local.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
+    local.add_argument("--quiet", action="store_true", help="print errors only")
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
     init.set_defaults(command=_init)
-    init.add_argument("folder", type=folder, metavar="DIR", help="folder to write")
-    takes_experiment(init)
+    init.add_argument("folder", type=parse_folder, metavar="DIR", help="folder to write")
+    add_experiment(init)
     init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
-    init.add_argument("--host", default="127.0.0.1", help="the server's name or address, as the devices know it")
+    init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
-    text = "Let nodes accept one app and reject every other that a server may send."
+    text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin)
-    pinned.add_argument("app", type=folder, metavar="APP", help="folder of the app, such as the kit's app/")
-    pinned.add_argument("nodes", type=folder, nargs="+", metavar="NODE", help="a node's folder, such as node-0")
+    pinned.add_argument("app", type=parse_folder, metavar="APP", help="folder of the app that `deploy init` wrote")
+    pinned.add_argument(
+        "nodes", type=parse_folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0"
+    )
 
 
 def _local(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
     from fedveca.deploy.local import run_locally
-    from fedveca.deploy.superlink import Failed
+    from fedveca.deploy.superlink import FederationFailed
     from fedveca.runs.experiment import parse_settings
     from fedveca.runs.folder import Run
     from fedveca.views.terminal.screen import Screen
@@ -54,31 +62,30 @@ def _local(args: argparse.Namespace) -> int:
         former, out = Run.open(args.resume), args.resume
         experiment = replace(former.experiment, rounds=settings.get("rounds", former.experiment.rounds))
         if former.summary and len(former.rounds) >= experiment.rounds:
-            raise UserError(f"{out} is finished: {len(former.rounds)} rounds are done; name more, rounds=N")
+            raise UserError(f"{out} is finished: {len(former.rounds)} rounds are done; ask for more with rounds=N")
     else:
-        name, experiment = experiment_of(args.words)
+        name, experiment = parse_experiment(args.words)
         experiment = _with_nodes(experiment, args.nodes)
-        out = out_of(args.out, f"{name}-{experiment.method}-flower")
+        out = choose_folder(args.out, f"{name}-{experiment.method}-flower")
     with Screen(args.quiet) as screen:
-        screen.start(experiment, out)
         try:
-            done = run_locally(experiment, out, watch=screen.round, say=screen.note, again=bool(args.resume))
-        except Failed as error:
+            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume))
+        except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1
-        screen.summary(done)
+        screen.summarize(done)
     return 1 if "stopped" in done.summary else 0
 
 
 def _init(args: argparse.Namespace) -> int:
-    from fedveca.deploy.local import needs_flower
-    from fedveca.deploy.templates import write_kit
+    from fedveca.deploy.provision import require_flower
+    from fedveca.deploy.templates import write_deployment
 
-    needs_flower()
-    _, experiment = experiment_of(args.words)
+    require_flower()
+    _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
-    write_kit(args.folder, experiment, args.host, args.port)
-    print(f"an app, a server and {experiment.clients} devices; {args.folder / 'README.md'} says what to do")
+    write_deployment(args.folder, experiment, args.host, args.port)
+    print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")
     return 0
 
 
@@ -86,14 +93,14 @@ def _pin(args: argparse.Namespace) -> int:
     from fedveca.deploy.pin import pin
 
     pin(args.app, args.nodes)
-    print(f"pinned to {args.app}: {', '.join(map(str, args.nodes))}")
+    print(f"these nodes now accept only {args.app}: {', '.join(map(str, args.nodes))}")
     return 0
 
 
-def _with_nodes(experiment: Any, nodes: int | None) -> Any:
-    """The experiment with a client for each node; ValueError where they are too many."""
+def _with_nodes(experiment: Experiment, nodes: int | None) -> Experiment:
+    """The experiment with one client per node; UserError where there are too many."""
     experiment = experiment if nodes is None else replace(experiment, clients=nodes)
     if experiment.clients > MOST_NODES:
-        said = f"clients={experiment.clients}" if nodes is None else f"--nodes {nodes}"
-        raise UserError(f"{said} is out of range; at most {MOST_NODES} nodes")
+        named = f"clients={experiment.clients}" if nodes is None else f"--nodes {nodes}"
+        raise UserError(f"{named} is out of range; at most {MOST_NODES} nodes")
     return experiment

@@ -1,1 +1,1 @@
-"""An experiment on real machines: the server's half, a node's half, and a federation brought up whole."""
+"""An experiment on real machines: the server's half, a node's half, and a complete federation on one machine."""

@@ -1,37 +1,36 @@
-"""A whole Flower federation on this machine, from keys and certificates to its end."""
+"""A complete Flower federation on this machine: keys, certificates, server and nodes, from start to end."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import threading
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from fedveca.deploy.pin import pin
+from fedveca.deploy.processes import kill_marked
 from fedveca.deploy.provision import write_certificates, write_key
-from fedveca.deploy.server import STATE
+from fedveca.deploy.server import STATE, ServerStatus
 from fedveca.deploy.superlink import SuperLink
-from fedveca.deploy.supernode import prepare
+from fedveca.deploy.supernode import prepare_node
 from fedveca.runs.lock import lock_folder
 
 HOST = "127.0.0.1"
 
 
 class Federation(SuperLink):
-    """A SuperLink and its SuperNodes below one folder, which no other has meanwhile; all it started ends with it.
+    """A SuperLink and its SuperNodes below one folder, which is locked meanwhile; all that it started ends with it.
 
     Args:
-        folder: where everything is; made if need be.
-        nodes: how many SuperNodes.
+        folder: the folder of all its files; created if it does not exist.
+        nodes: the number of SuperNodes.
         environment: variables for all processes.
-        forks: whether a message's process is forked, or started as Flower does.
+        forks: whether a message's process is forked, or started as Flower does it.
     """
 
     def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True) -> None:
@@ -42,7 +41,7 @@ class Federation(SuperLink):
     def __enter__(self) -> Federation:
         self.lock.enter_context(lock_folder(self.folder, make=True))
         try:
-            self._end_rest(0)  # of a former one that was killed
+            self._kill_leftovers(0)  # of a former federation that was killed
             write_certificates(self.folder / "tls", [HOST, "localhost"])
             for i in range(self.count):
                 write_key(self.folder / f"node-{i}" / "key", self.folder / "keys" / f"node-{i}.pub")
@@ -63,64 +62,49 @@ class Federation(SuperLink):
 
     @property
     def nodes(self) -> dict[int, subprocess.Popen[bytes]]:
-        """The SuperNodes that were started and not taken out of `processes`."""
+        """The SuperNodes among the processes, by number."""
         return {int(name[5:]): process for name, process in self.processes.items() if name.startswith("node-")}
 
     def start_node(self, i: int, flags: list[str] | None = None, client: int = -1) -> subprocess.Popen[bytes]:
-        """Starts node i, which says it is client i unless `client` says otherwise."""
+        """Starts node i, which says that it is client i, or `client` if one is named."""
         home = self.folder / f"node-{i}"
         home.mkdir(exist_ok=True, mode=0o700)
         shutil.copy(self.folder / "tls" / "ca.pem", home / "ca.pem")
         who = i if client < 0 else client
         where = f"{HOST}:{self.port}"
-        command, environment = prepare(home, where, who, self.count, flags=flags, forks=self.forks)
+        command, environment = prepare_node(home, where, who, self.count, flags=flags, forks=self.forks)
         return self._start(f"node-{i}", command, environment)
 
     def pin(self, app: Path) -> None:
-        """Lets the nodes accept this app and no other from now on; to be called before the first run."""
+        """Lets the nodes accept this app and no other from now on; call it before the first run."""
         pin(app, [self.folder / f"node-{i}" for i in range(self.count)])
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
-        """Starts the app's run; gives its id."""
+        """Starts the app's run; returns its id."""
         self.state.unlink(missing_ok=True)
         return super().submit(settings, app)
 
-    def server(self) -> dict[str, Any]:
-        """What the app's server reports of itself; nothing before it has started."""
-        state: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
-        return state
+    def read_status(self) -> ServerStatus | None:
+        """What the app's server reports; None before it has started."""
+        return cast(ServerStatus, json.loads(self.state.read_text())) if self.state.exists() else None
 
     def close(self) -> None:
         """Ends everything; a second Ctrl-C does not stop it."""
-        alone = threading.current_thread() is threading.main_thread()  # only it may say what Ctrl-C does
-        former = signal.signal(signal.SIGINT, signal.SIG_IGN) if alone else None
+        main = threading.current_thread() is threading.main_thread()  # no other thread may change what Ctrl-C does
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         self.stop()
-        self._end_rest(5)
+        self._kill_leftovers(5)
         self.lock.close()
         if former is not None:
             signal.signal(signal.SIGINT, former)
 
-    def _end_rest(self, patience: float) -> None:
-        """What is left, also of a command that was killed: Flower may hang on its way out, helpers notice late."""
-        until = time.monotonic() + patience
-        while (rest := started(self.state)) and time.monotonic() < until + 5:
-            for pid in rest if time.monotonic() >= until else []:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-
-
-def started(state: Path) -> list[int]:
-    """All processes of the federation with this state file: their environment names it, and is their children's too."""
-    mark, found = f"{STATE}={state}".encode(), []
-    for environment in Path("/proc").glob("[0-9]*/environ"):  # Linux has it
-        with suppress(OSError):
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+    def _kill_leftovers(self, patience: float) -> None:
+        """Kills what still runs, also of a command that was killed: Flower may hang while it ends."""
+        kill_marked(STATE, str(self.state), patience)
 
 
 def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -16,8 +16,11 @@ class LogObserver(Observer):
         self.rounds = experiment.rounds
 
     def round(self, record: Round) -> None:
+        print(self.format_round(record), flush=True)
+
+    def format_round(self, record: Round) -> str:
         metric = find_metric([record])
         value = get_number(record, metric)
         test = "" if value is None else f"  {short_label(metric)} {format_value(metric, value)}"
         faults = "".join(f"  client {f['client']} {f['what']}" for f in record.get("faults", []))
-        print(f"round {record['round'] + 1}/{self.rounds}{test}  {record['seconds']:.1f} s{faults}", flush=True)
+        return f"round {record['round'] + 1}/{self.rounds}{test}  {record['seconds']:.1f} s{faults}"

@@ -15,84 +15,88 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from fedveca.errors import UserError
+from fedveca.runs.files import write_atomic
 
-FILE = "pinned.json"
-PROJECT = "pyproject.toml"
-SUFFIXES = (".py", ".toml")
-TEXTS = (".md", ".txt", ".rst")  # what a person reads may differ
-MOST = 16 * 1024 * 1024  # bytes of an app, unpacked
+PIN_FILE = "pinned.json"
+_PROJECT_FILE = "pyproject.toml"
+_CODE = (".py", ".toml")
+_TEXTS = (".md", ".txt", ".rst")  # what a person reads may differ
+_MOST_BYTES = 16 * 1024 * 1024  # of an app, unpacked
+
+
+class Pin(TypedDict):
+    """What a node accepts."""
+
+    files: dict[str, str]  # the SHA-256 of every file of code
+    components: dict[str, str]  # what Flower loads
+    model: str  # the model's name, since a name like `package.module:function` is code too
 
 
 class AppRejected(UserError):
     """An app that is not the pinned one."""
 
 
-def describe_app(app: Path) -> dict[str, Any]:
-    """What is pinned of an app's folder.
-
-    Returns:
-        `files`, the SHA-256 of every file of code; `components`, what Flower loads; `model`, the model's name, since a
-        name like `package.module:function` is code too. Other settings are the server's to choose.
+def describe_app(app: Path) -> Pin:
+    """What is pinned of an app's folder; all settings but the model are the server's to choose.
 
     Raises:
-        ValueError: if the folder does not hold an app.
+        UserError: if the folder does not hold an app.
     """
     try:
-        project = tomllib.loads((app / PROJECT).read_text(encoding="utf-8"))
+        project = tomllib.loads((app / _PROJECT_FILE).read_text(encoding="utf-8"))
         files = {
             path.relative_to(app).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(app.rglob("*"))
-            if path.suffix in SUFFIXES and path != app / PROJECT and path.is_file()
+            if path.suffix in _CODE and path != app / _PROJECT_FILE and path.is_file()
         }
         settings = project["tool"]["flwr"]["app"]
         return {"files": files, "components": settings["components"], "model": settings["config"].get("model", "")}
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{app} is not a Flower app of FedVeca: {PROJECT} cannot be read ({error})") from error
+        raise UserError(f"{app} is not a Flower app of FedVeca: {_PROJECT_FILE} cannot be read ({error})") from error
 
 
 def pin(app: Path, nodes: list[Path]) -> None:
     """Lets each of these nodes' folders accept the app in `app` and no other."""
-    from fedveca.runs.files import write_atomic  # which loads PyTorch: a message's process must not
-
     content = json.dumps(describe_app(app), indent=1).encode()
     for node in nodes:
         if not node.is_dir():
-            raise UserError(f"{node} is not a node's folder")
+            raise UserError(f"{node} is not the folder of a node")
     for node in nodes:
-        write_atomic(node / FILE, content)
+        write_atomic(node / PIN_FILE, content)
 
 
-def read_pin(folder: Path) -> dict[str, Any] | None:
-    """What the node accepts; None where it accepts all."""
-    path = folder / FILE
+def read_pin(folder: Path) -> Pin | None:
+    """What the node accepts; None where it accepts every app."""
+    path = folder / PIN_FILE
     if not path.exists():
         return None
     try:
         pinned = json.loads(path.read_bytes())
         if set(pinned) == {"files", "components", "model"}:
-            return dict(pinned)
+            return cast(Pin, pinned)
     except (OSError, ValueError, TypeError) as error:
         raise AppRejected(f"{path} cannot be read ({error}); no app is accepted") from error
     raise AppRejected(f"{path} is invalid; no app is accepted")
 
 
-def check_app(content: bytes, pinned: dict[str, Any]) -> None:
+def check_app(content: bytes, pinned: Pin) -> None:
     """Raises AppRejected unless the FAB `content` holds the pinned app."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = [entry for entry in archive.infolist() if not entry.filename.startswith(".info/")]
-            if sum(entry.file_size for entry in entries) > MOST or len({e.filename for e in entries}) < len(entries):
-                raise AppRejected("the server sent an app that is too large or has a file twice")
+            size, names = sum(entry.file_size for entry in entries), {entry.filename for entry in entries}
+            if size > _MOST_BYTES or len(names) < len(entries):
+                raise AppRejected("the server sent an app that is too large or contains a file twice")
             found = {entry.filename: _read(archive, entry) for entry in entries}
-        components = tomllib.loads(found.pop(PROJECT).decode())["tool"]["flwr"]["app"]["components"]
+        components = tomllib.loads(found.pop(_PROJECT_FILE).decode())["tool"]["flwr"]["app"]["components"]
     except AppRejected:
         raise
     except Exception as error:  # an archive of a stranger may fail in many ways
         raise AppRejected(f"the server sent an app that cannot be read ({type(error).__name__})") from error
-    sums = {name: hashlib.sha256(text).hexdigest() for name, text in found.items() if not name.endswith(TEXTS)}
+    sums = {name: hashlib.sha256(text).hexdigest() for name, text in found.items() if not name.endswith(_TEXTS)}
     other = sorted(name for name in {*sums, *pinned["files"]} if sums.get(name) != pinned["files"].get(name))
     if other or components != pinned["components"]:
         what = ", ".join(other[:3]) if other else "its components"
@@ -101,8 +105,8 @@ def check_app(content: bytes, pinned: dict[str, Any]) -> None:
 
 def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     with archive.open(entry) as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
         raise AppRejected("the server sent an app that is too large")
     return content
 

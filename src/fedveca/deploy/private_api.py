@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,22 +27,22 @@ from fedveca.errors import UserError
 
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
 FOLDER = "FEDVECA_API_DIR"
-SERVER = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flwr")
-NODE = ("flower-supernode", "flower-superexec", "flwr-clientapp")
-TASKS = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
-LONGEST = 100  # bytes of a socket's path; systems allow 104 to 108
+SERVER_PROGRAMS = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flwr")
+NODE_PROGRAMS = ("flower-supernode", "flower-superexec", "flwr-clientapp")
+TASK_PROGRAMS = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+LONGEST_SOCKET = 100  # bytes of a socket's path; systems allow 104 to 108
 
 
 def write_programs(folder: Path, names: tuple[str, ...]) -> Path:
     """Writes `folder/bin` with programs of these names, and with rejecting ones for all other tasks of Flower."""
     place = folder.absolute() / "bin"
     place.mkdir(parents=True, exist_ok=True)
-    for name in sorted({*names, *TASKS}):
+    for name in sorted({*names, *TASK_PROGRAMS}):
         if name in names:
             run = shlex.join([sys.executable, "-m", "fedveca.deploy.private_api", name])
             text = f'#!/bin/sh\nexec {run} "$@"\n'
         else:
-            text = f"#!/bin/sh\necho '{name} is rejected: nothing here needs it' >&2\nexit 1\n"
+            text = f"#!/bin/sh\necho '{name} is rejected: no part of this deployment needs it' >&2\nexit 1\n"
         (place / name).write_text(text)
         (place / name).chmod(0o755)
     return place
@@ -51,28 +52,28 @@ def write_programs(folder: Path, names: tuple[str, ...]) -> Path:
 def find_socket(folder: Path, name: str) -> str:
     """Returns a path of the socket `name` in `folder` that is short enough for the system's limit, on Linux always."""
     path = str(folder.absolute() / name)
-    if len(os.fsencode(path)) <= LONGEST or not Path("/proc/self/fd").exists():
+    if len(os.fsencode(path)) <= LONGEST_SOCKET or not Path("/proc/self/fd").exists():
         return path
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}/{name}"
 
 
 def make_private(folder: Path) -> None:
-    """Makes sure that a folder with sockets or secrets exists and is its owner's alone."""
+    """Makes sure that a folder for sockets or secrets exists, and that only its owner can enter it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.geteuid():
-        raise UserError(f"{folder} belongs to another user or is a link; name a folder of your own")
+        raise UserError(f"{folder} belongs to another user or is a link; choose another folder")
     folder.chmod(0o700)
 
 
-def answers(folder: Path) -> bool:
+def is_listening(folder: Path) -> bool:
     """Whether something listens on the folder's socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         return probe.connect_ex(find_socket(folder, "api.sock")) == 0
 
 
-def install(folder: Path) -> None:
+def use_socket(folder: Path) -> None:
     """Lets this process serve on the folder's socket and reach ADDRESS through it.
 
     Args:
@@ -96,10 +97,11 @@ def install(folder: Path) -> None:
     httpx.Client.__init__ = connect_through_socket  # type: ignore[method-assign]
 
 
-def load_program(name: str) -> Any:
+def load_program(name: str) -> Callable[[], int | str | None]:
     """The function that Flower's own program of this name calls."""
     (entry,) = entry_points(group="console_scripts", name=name)
-    return entry.load()
+    program: Callable[[], int | str | None] = entry.load()
+    return program
 
 
 def keep_running(parent: int) -> None:
@@ -121,17 +123,17 @@ def keep_running(parent: int) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if os.getppid() != parent or code in (0, -signal.SIGTERM, -signal.SIGINT):
             os._exit(max(code, 0))
-        print(f"flower-superexec ended with {code}; started again", file=sys.stderr, flush=True)
+        print(f"flower-superexec ended with {code}; it is started again", file=sys.stderr, flush=True)
         time.sleep(1)
 
 
-def main() -> None:
+def _main() -> None:
     name = sys.argv[1]
     sys.argv = sys.argv[1:]
     if name == "flower-superexec":
         keep_running(os.getppid())
     os.umask(0o077)
-    install(Path(os.environ[FOLDER]))
+    use_socket(Path(os.environ[FOLDER]))
     if name == "flwr-clientapp":
         from fedveca.deploy.pin import enforce_pin
 
@@ -140,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -1,16 +1,18 @@
-"""What a federation needs before it starts: a Flower app, certificates for TLS, a key for every node."""
+"""What a federation needs before it starts: a Flower app, certificates for TLS, and a key for every node."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
 
-APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
+_APP = '''"""FedVeca on Flower: two functions, called from a ServerApp and a ClientApp."""
 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -35,7 +37,7 @@ def train(message, context):
 def query(message, context):
     return answer(message, context)
 '''
-PROJECT = """[project]
+_PROJECT = """[project]
 name = "fedveca-app"
 version = "1.0.0"
 description = "A federation of {clients} clients"
@@ -55,15 +57,21 @@ resume = ""
 """
 
 
+def require_flower() -> None:
+    """Raises UserError where the packages of the extra `flower` are not installed."""
+    if find_spec("flwr") is None or find_spec("psutil") is None:
+        raise UserError("deploy needs the extra fedveca[flower]: pip install 'fedveca[flower]'")
+
+
 def write_app(folder: Path, e: Experiment) -> None:
-    """A Flower app that runs the experiment; its run-config is the experiment's settings."""
+    """Writes a Flower app that runs the experiment; its run-config is the experiment's settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "app.py").write_text(APP)
-    (folder / "pyproject.toml").write_text(PROJECT.format(clients=e.clients) + e.toml())
+    (folder / "app.py").write_text(_APP)
+    (folder / "pyproject.toml").write_text(_PROJECT.format(clients=e.clients) + e.toml())
 
 
 def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
-    """ca.pem, server.pem and server.key in `folder`; the authority's own key is thrown away."""
+    """Writes ca.pem, server.pem and server.key into `folder`; the authority's own key is not kept."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -72,7 +80,7 @@ def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 
-    def certificate(name: str, owner: ec.EllipticCurvePrivateKey, is_authority: bool) -> x509.Certificate:
+    def make_certificate(name: str, owner: ec.EllipticCurvePrivateKey, is_authority: bool) -> x509.Certificate:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveca federation")])
         draft = (
@@ -102,12 +110,12 @@ def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
             )
         )
         if not is_authority:
-            names = [x509.SubjectAlternativeName([_name(host) for host in hosts])]
+            names = [x509.SubjectAlternativeName([name_host(host) for host in hosts])]
             draft = draft.add_extension(names[0], critical=False)
             draft = draft.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         return draft.sign(authority, hashes.SHA256())
 
-    def _name(host: str) -> x509.GeneralName:
+    def name_host(host: str) -> x509.GeneralName:
         try:
             return x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:
@@ -115,19 +123,19 @@ def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
 
     pem = serialization.Encoding.PEM
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "ca.pem", certificate("fedveca federation", authority, True).public_bytes(pem))
-    write_atomic(folder / "server.pem", certificate(hosts[0], key, False).public_bytes(pem))
+    write_atomic(folder / "ca.pem", make_certificate("fedveca federation", authority, True).public_bytes(pem))
+    write_atomic(folder / "server.pem", make_certificate(hosts[0], key, False).public_bytes(pem))
     plain = serialization.NoEncryption()
-    secret(folder / "server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    write_secret(folder / "server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
 
 
 def write_key(private: Path, public: Path) -> None:
-    """A node's key pair, P-384 in OpenSSH's form, as Flower wants it."""
+    """Writes a key pair for a node, P-384 in OpenSSH's form, as Flower expects it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
-    secret(
+    write_secret(
         private,
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -140,8 +148,8 @@ def write_key(private: Path, public: Path) -> None:
     )
 
 
-def secret(path: Path, content: bytes) -> None:
-    """A file that only its owner reads."""
+def write_secret(path: Path, content: bytes) -> None:
+    """Writes a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

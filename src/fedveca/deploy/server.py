@@ -13,78 +13,103 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fedveca.errors import UserError
+from fedveca.runs.files import write_atomic
 
 if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+    from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
     from fedveca.tasks.datasets.dataset import Dataset
 
-STATE = "FEDVECA_SERVER_STATE"  # a file that says which process serves, and why it ended
-NODES = "FEDVECA_NODES"  # a file that says which Flower node is which client
+STATE = "FEDVECA_SERVER_STATE"  # names a file in which the server says which process it is, and how it ended
+NODES = "FEDVECA_NODES"  # names a file that says which Flower node is which client
+TEST_DATA = "FEDVECA_TEST_DATA"  # names the rows to test on
 
 
-def serve(grid: Any, context: Any, data: Dataset | None = None) -> Run:
+class ServerStatus(TypedDict):
+    """What a server reports to the process that started its federation."""
+
+    pid: int
+    ended: bool
+    error: str
+    user_error: bool  # whether the error is a mistake in what the user gave
+
+
+def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
     """Runs the experiment of Flower's run-config over the nodes: call it in your ServerApp's main.
 
-    Beside the settings of an experiment the run-config may hold `out`, the run folder, and `resume`, a run folder
-    to go on with. The test rows are those of `data`, of FEDVECA_TEST_DATA or of the experiment's data set.
+    Args:
+        grid: Flower's grid, which reaches the nodes.
+        context: Flower's context. Its run-config holds settings of an `Experiment` under their own names, and may
+            hold `out`, the run folder to write, or `resume`, a run folder to resume.
+        data: the test rows; without it those that FEDVECA_TEST_DATA names, else those of the experiment's data set.
+
+    Returns:
+        The run, as from `fedveca.run`.
+
+    Raises:
+        UserError: if a setting is invalid or the experiment cannot be deployed.
+        RuntimeError: if too few clients answer, again and again; the run can be resumed.
     """
-    with _told():
+    with _report_status():
         from fedveca.deploy.log_observer import LogObserver
-        from fedveca.runs.experiment import FIELDS, Experiment
+        from fedveca.deploy.node_process import make_experiment
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
 
-        words = dict(context.run_config)
-        settings = {key: value for key, value in words.items() if key in FIELDS}
-        former = str(words.get("resume", ""))
-        e = Run.open(former).experiment if former else Experiment(**settings)
+        config = dict(context.run_config)
+        former, out = (str(config.get(name, "")) for name in ("resume", "out"))
+        e = Run.open(former).experiment if former else make_experiment(config)
+        if former:
+            e = dataclasses.replace(e, rounds=max(int(config.get("rounds", 0)), e.rounds))
         test = data or load_test_data(e)
         cohort = make_cohort(grid, e, test)
         observers = [LogObserver()]
         if former:
-            rounds = max(settings.get("rounds", 0), e.rounds)
-            return resume(former, rounds=rounds, observers=observers, data=test, cohort=cohort)
-        out = Path(str(words.get("out", "")) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower")
+            return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
+        out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower"
         by = LOCAL if STATE in os.environ else FLOWER
         return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
-def make_cohort(grid: Any, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> Any:
-    """The federation's clients as a cohort; returns when all are there."""
-    from fedveca.cohorts.aggregate import aggregation_rule
+def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
+    """The federation's clients as a cohort; returns when all of them are connected."""
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import make_method
+    from fedveca.runs.build import cohort_options, make_method
 
     check_deployable(e)
+    options = cohort_options(e)
     return FlowerCohort(
         grid,
         make_method(e),
         e.clients,
         {"classes": data.classes, "pixels": data.pixels},
-        want_loss=e.keep != "last",
-        want_loss_after=e.keep == "rollback",
+        want_loss=options["want_loss"],
+        want_loss_after=options["want_loss_after"],
         wire=e.wire,
         timeout=e.round_timeout,
         min_clients=e.min_clients,
-        aggregate=aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
+        aggregate=options["aggregate"],
         say=say,
-        nodes=_bound_nodes(),
+        nodes=_read_nodes(),
     )
 
 
-def _bound_nodes() -> dict[int, int] | None:
+def _read_nodes() -> dict[int, int] | None:
     """Which Flower node has which client's key, where whoever registered the keys wrote it down."""
     path = os.environ.get(NODES, "")
     return {int(client): int(node) for client, node in json.loads(Path(path).read_text()).items()} if path else None
 
 
 def check_deployable(e: Experiment) -> None:
-    """Raises ValueError for an experiment that real nodes cannot run."""
+    """Raises UserError for an experiment that real nodes cannot run."""
     from fedveca.algorithms.registry import deployable_methods, is_pooled
     from fedveca.errors import printable
     from fedveca.tasks.custom import CUSTOM
@@ -102,48 +127,51 @@ def check_deployable(e: Experiment) -> None:
         raise UserError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
     for name in ("faults", "dp_noise"):
         if getattr(e, name):
-            raise UserError(f"{name}={getattr(e, name)} is for simulations; real nodes do not take it yet")
+            raise UserError(f"{name}={getattr(e, name)} is for simulations; real nodes do not support it yet")
     if e.min_clients > e.clients:
         raise UserError(f"min_clients={e.min_clients} is more than clients={e.clients}")
 
 
 def load_test_data(e: Experiment) -> Dataset:
-    """What the server evaluates on."""
+    """What the server tests on: what FEDVECA_TEST_DATA names, else the test rows of the experiment's data set.
+
+    Targets with a decimal point are numbers to predict if one of them is not whole, or if the loss is squared_error.
+    """
     from fedveca.runs.build import load_data
     from fedveca.tasks.datasets.dataset import Dataset
 
-    if own := os.environ.get("FEDVECA_TEST_DATA", ""):
-        import torch
+    name = os.environ.get(TEST_DATA, "")
+    if not name:
+        return dataclasses.replace(load_data(e)[0], writer=None)
+    import torch
 
-        from fedveca.deploy.node_process import own_rows
+    from fedveca.deploy.node_process import load_node_rows
 
-        x, y = own_rows(own, "FEDVECA_TEST_DATA")
-        pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
-        return Dataset(e.data, x[:0], y[:0], x, y, int(y.max()) + 1, pixels, None)
-    data = load_data(e)[0]
-    return dataclasses.replace(data, writer=None)
+    x, y = load_node_rows(name, TEST_DATA)
+    numbers = y.is_floating_point() and (e.loss == "squared_error" or not torch.equal(y, y.round()))
+    y = y.float() if numbers else y.long()
+    pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
+    return Dataset(e.data, x[:0], y[:0], x, y, 0 if numbers else int(y.max()) + 1, pixels, None)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Tells who started the federation how its server fares."""
+def _report_status() -> Iterator[None]:
+    """Reports how the server fares, where the process that started the federation named a file for it."""
     path = os.environ.get(STATE)
     if not path:
         yield
         return
-    state = {"pid": os.getpid(), "ended": False, "error": "", "wrong": False}
-    _put(Path(path), state)
+    status: ServerStatus = {"pid": os.getpid(), "ended": False, "error": "", "user_error": False}
+    _write_status(Path(path), status)
     try:
         yield
     except BaseException as error:
-        state |= {"error": str(error) or repr(error), "wrong": isinstance(error, ValueError)}
+        status["error"], status["user_error"] = str(error) or repr(error), isinstance(error, UserError)
         raise
     finally:
-        _put(Path(path), state | {"ended": True})
+        status["ended"] = True
+        _write_status(Path(path), status)
 
 
-def _put(path: Path, state: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(state))
-    os.replace(draft, path)
+def _write_status(path: Path, status: ServerStatus) -> None:
+    write_atomic(path, json.dumps(status).encode())

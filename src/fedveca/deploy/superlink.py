@@ -1,13 +1,12 @@
-"""The server's machine: a SuperLink on a private socket, the gateway before it, and the nodes that it knows.
+"""The server's machine: a SuperLink on a private socket, the gateway in front of it, and the nodes that it knows.
 
 `python -m fedveca.deploy.superlink FOLDER --host ADDRESS --port N` starts both and registers the keys in `FOLDER/keys`:
-`node-I.pub` is the key of client I and of no other.
+`node-I.pub` is the key of client I, and of no other client.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
@@ -23,33 +22,34 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.deploy import private_api
+from fedveca.deploy.processes import end_with_parent
 from fedveca.deploy.server import NODES
 from fedveca.runs.files import write_atomic
 
-QUIET = {
+FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-START_SECONDS = 120.0
-STOP_SECONDS = 10.0
+LINK_START_SECONDS = 120.0
+LINK_STOP_SECONDS = 10.0
 
 
-class Failed(RuntimeError):
-    """A federation that could not come up, or whose server ended early."""
+class FederationFailed(RuntimeError):
+    """A federation that could not start, or whose server ended early."""
 
 
 class SuperLink:
-    """A SuperLink that only its owner reaches, and a gateway that passes the Fleet API on to signed requests.
+    """A SuperLink that only its owner can reach, and a gateway that forwards signed requests to its Fleet API.
 
     Args:
-        folder: holds `tls/` (see write_certificates) and `keys/`; logs, Flower's own files and the socket are here
-            too. It is made its owner's alone.
+        folder: the folder with `tls/` (see write_certificates) and `keys/`. Logs, Flower's own files and the socket
+            are written here too. Only its owner can enter it from then on.
         host: the address that the gateway listens on.
-        port: its port.
+        port: the gateway's port.
         environment: variables for all processes.
-        database: where the SuperLink keeps its state; in memory if empty.
+        database: the file in which the SuperLink stores its state; in memory if empty.
     """
 
     def __init__(
@@ -64,65 +64,45 @@ class SuperLink:
         tls, home = self.folder / "tls", self.folder / "flower"
         private_api.make_private(self.folder)
         private_api.make_private(home)
-        private_api.write_programs(self.folder, private_api.SERVER)
+        private_api.write_programs(self.folder, private_api.SERVER_PROGRAMS)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "fedveca"\n\n[superlink.fedveca]\naddress = "{private_api.ADDRESS}"\n'
             f"root-certificates = {json.dumps(str(tls / 'ca.pem'))}\n\n"
             '[superlink.simulation]\naddress = ":local:"\n'
         )
         host, port = private_api.ADDRESS.split(":")
-        self._start(
-            "superlink",
-            [
-                "flower-superlink",
-                "--host",
-                host,
-                "--port",
-                port,
-                "--ssl-ca-certfile",
-                str(tls / "ca.pem"),
-                "--ssl-certfile",
-                str(tls / "server.pem"),
-                "--ssl-keyfile",
-                str(tls / "server.key"),
-                "--enable-supernode-auth",
-                "--disable-runtime-dependency-installation",
-                *(["--database", self.database] if self.database else []),
-            ],
-        )
-        self._wait(lambda: private_api.answers(self.folder), "superlink", "the SuperLink did not start")
+        command = ["flower-superlink", "--host", host, "--port", port, "--ssl-ca-certfile", str(tls / "ca.pem")]
+        command += ["--ssl-certfile", str(tls / "server.pem"), "--ssl-keyfile", str(tls / "server.key")]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        self._start("superlink", command + (["--database", self.database] if self.database else []))
+        self._wait(lambda: private_api.is_listening(self.folder), "superlink", "the SuperLink did not start")
         self.register()
         keys = self.folder / "keys"
         self._logged = (self.folder / "gateway.log").stat().st_size if (self.folder / "gateway.log").exists() else 0
         gateway = [sys.executable, "-m", "fedveca.deploy.gateway", "--host", self.host, "--port", str(self.port)]
         self._start("gateway", [*gateway, "--keys", str(keys), "--api", str(self.folder), "--tls", str(tls)])
-        self._wait(self._listens, "gateway", "the gateway did not start")
+        self._wait(self._gateway_listens, "gateway", "the gateway did not start")
 
     def register(self) -> None:
-        """Makes every key in `keys/` known to the SuperLink, and writes down which node is which client."""
+        """Registers every key in `keys/` with the SuperLink, and writes down which node is which client."""
         from cryptography.hazmat.primitives import serialization
-        from flwr.proto.control_pb2 import (
-            ListNodesRequest,
-            ListNodesResponse,
-            RegisterNodeRequest,
-            RegisterNodeResponse,
-        )
+        from flwr.proto import control_pb2 as control
 
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        known = self._control("list-nodes", ListNodesRequest(), ListNodesResponse())
+        known = self._control("list-nodes", control.ListNodesRequest(), control.ListNodesResponse())
         nodes = {node.public_key: int(node.node_id) for node in known.nodes_info if node.status != "unregistered"}
         clients = {}
         for path in sorted((self.folder / "keys").glob("*.pub")):
             key = serialization.load_ssh_public_key(path.read_bytes()).public_bytes(*form)
             if key not in nodes:
-                request = RegisterNodeRequest(public_key=key)
-                nodes[key] = int(self._control("register-node", request, RegisterNodeResponse()).node_id)
+                request = control.RegisterNodeRequest(public_key=key)
+                nodes[key] = int(self._control("register-node", request, control.RegisterNodeResponse()).node_id)
             if name := re.fullmatch(r"node-([0-9]+)\.pub", path.name):
                 clients[int(name[1])] = nodes[key]
         write_atomic(self.folder / "nodes.json", json.dumps(clients).encode())
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
-        """Starts the app's run; gives its id."""
+        """Starts the app's run; returns its id."""
         words = [word for setting in settings for word in ("--run-config", setting)]
         command = ["flwr", "run", str(app or self.folder / "app"), "fedveca", "--format", "json", *words]
         process = subprocess.run(
@@ -136,28 +116,28 @@ class SuperLink:
             timeout=120,
             check=False,
         )
-        said = process.stdout
-        answer = json.loads(said[said.index("{") :]) if "{" in said else {}
+        output = process.stdout
+        answer = json.loads(output[output.index("{") :]) if "{" in output else {}
         if process.returncode or not answer.get("success"):
-            why = " ".join(str(answer.get("error-message") or said).split())
-            raise Failed(f"flwr run failed: {why[-500:]}")
+            why = " ".join(str(answer.get("error-message") or output).split())
+            raise FederationFailed(f"flwr run failed: {why[-500:]}")
         return str(answer["run-id"])
 
     def check(self) -> None:
-        """Raises Failed if the SuperLink or the gateway has ended."""
+        """Raises FederationFailed if the SuperLink or the gateway has ended."""
         for name, what in (("superlink", "the SuperLink"), ("gateway", "the gateway")):
             if name in self.processes and self.processes[name].poll() is not None:
-                raise Failed(f"{what} has ended; see {self.folder / f'{name}.log'}")
+                raise FederationFailed(f"{what} has ended; see {self.folder / f'{name}.log'}")
 
     def stop(self) -> None:
-        """Ends what was started, the last first; what does not end in time is killed."""
-        mine = list(reversed(self.processes.values()))
-        for process in mine:
+        """Ends all processes, the last first; one that does not end in time is killed."""
+        processes = list(reversed(self.processes.values()))
+        for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-        until = time.monotonic() + STOP_SECONDS
-        for process in mine:
+        until = time.monotonic() + LINK_STOP_SECONDS
+        for process in processes:
             try:
                 process.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -176,19 +156,19 @@ class SuperLink:
             url = f"https://{private_api.ADDRESS}/v1/control/{name}"
             answer = client.post(url, content=request.SerializeToString(), headers=kind)
         if answer.status_code != 200:
-            raise Failed(f"the SuperLink rejected {name}: {answer.status_code} {answer.text[:200]}")
+            raise FederationFailed(f"the SuperLink rejected {name}: {answer.status_code} {answer.text[:200]}")
         response.ParseFromString(answer.content)
         return response
 
-    def _listens(self) -> bool:
+    def _gateway_listens(self) -> bool:
         return b"listens on" in (self.folder / "gateway.log").read_bytes()[self._logged :]
 
     def _wait(self, ready: Callable[[], bool], log: str, what: str) -> None:
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + LINK_START_SECONDS
         while not ready():
             self.check()
             if time.monotonic() > until:
-                raise Failed(f"{what}; see {self.folder / f'{log}.log'}")
+                raise FederationFailed(f"{what}; see {self.folder / f'{log}.log'}")
             time.sleep(0.05)
 
     def _start(self, name: str, command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -202,26 +182,22 @@ class SuperLink:
                 stderr=log,
                 start_new_session=True,
                 umask=0o077,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
         return self.processes[name]
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         here = {"PATH": search_path(self.folder / "bin"), private_api.FOLDER: str(self.folder)}
-        return os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flower")} | here | self.environment | more
+        here["FLWR_HOME"] = str(self.folder / "flower")
+        return os.environ | FLOWER_ENVIRONMENT | here | self.environment | more
 
 
 def search_path(programs: Path) -> str:
-    """PATH with our programs first, then those that lie next to Python."""
+    """PATH with these programs first, then those next to Python."""
     return os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def _end_with_parent() -> None:
-    """Linux ends the program when who started it is gone, even by kill -9."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.superlink")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", required=True)
@@ -238,7 +214,7 @@ def main() -> None:
         print("ready: start the nodes, then ./run.sh", flush=True)
         while not ended.wait(0.5):
             link.check()
-    except (Failed, ValueError, OSError) as error:
+    except (FederationFailed, ValueError, OSError) as error:
         sys.exit(f"fedveca: {error}")
     finally:
         with suppress(KeyboardInterrupt):
@@ -246,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

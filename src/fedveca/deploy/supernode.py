@@ -11,48 +11,38 @@ import os
 import sys
 from pathlib import Path
 
-from fedveca.deploy import fork_server as warm
 from fedveca.deploy import private_api
-from fedveca.deploy.superlink import QUIET, search_path
+from fedveca.deploy.fork_server import write_forwarder
+from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
 
 
-def prepare(
+def prepare_node(
     folder: Path, superlink: str, client: int, clients: int, *, flags: list[str] | None = None, forks: bool = True
 ) -> tuple[list[str], dict[str, str]]:
     """Writes the node's programs.
 
     Args:
-        folder: the node's own folder, which is made its owner's alone.
+        folder: the node's own folder; only its owner can enter it from then on.
         superlink: HOST:PORT of the federation's gateway.
         client: which client the node is.
         clients: how many there are.
-        flags: flags of `flower-supernode` in place of the folder's certificate and key.
-        forks: whether a message's process is forked from one that has Flower loaded, or started as Flower does.
+        flags: options of `flower-supernode` instead of the folder's certificate and key.
+        forks: whether a message's process is forked from one that has Flower loaded, or started as Flower does it.
 
     Returns:
         The command and the variables to run it with.
     """
     folder = folder.absolute()
     private_api.make_private(folder)
-    programs = private_api.write_programs(folder, private_api.NODE)
+    programs = private_api.write_programs(folder, private_api.NODE_PROGRAMS)
     if forks:
-        warm.write(folder)
+        write_forwarder(folder)
     if flags is None:
         flags = ["--root-certificates", str(folder / "ca.pem"), "--auth-supernode-private-key", str(folder / "key")]
     host, port = private_api.ADDRESS.split(":")
-    command = [
-        str(programs / "flower-supernode"),
-        *flags,
-        "--superlink",
-        superlink,
-        "--host",
-        host,
-        "--port",
-        port,
-        "--node-config",
-        f"partition-id={client} num-partitions={clients}",
-    ]
-    return command, QUIET | {
+    command = [str(programs / "flower-supernode"), *flags, "--superlink", superlink, "--host", host, "--port", port]
+    command += ["--node-config", f"partition-id={client} num-partitions={clients}"]
+    return command, FLOWER_ENVIRONMENT | {
         "FLWR_HOME": str(folder / "flower"),
         "FEDVECA_NODE_DIR": str(folder),
         private_api.FOLDER: str(folder),
@@ -60,7 +50,7 @@ def prepare(
     }
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.supernode")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
@@ -69,11 +59,11 @@ def main() -> None:
     args, more = parser.parse_known_args()
     os.umask(0o077)
     try:
-        command, environment = prepare(args.folder, args.superlink, args.client, args.clients)
+        command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients)
         os.execve(command[0], [*command, *more], os.environ | environment)
     except (ValueError, OSError) as error:
         sys.exit(f"fedveca: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    _main()

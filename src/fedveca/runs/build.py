@@ -90,7 +90,7 @@ def build(
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
+    real = e.data.startswith(CUSTOM) or not data.classes or loss is not None or metric is not None
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
     remake = partial(make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample)

@@ -42,7 +42,7 @@ class Checkpointer:
     """Writes the checkpoints of one run; nothing where it has no folder."""
 
     def __init__(self, folder: Path | None, built: Built) -> None:
-        self.folder, self.memory = folder, built.cohort.memory
+        self.folder, self.cohort = folder, built.cohort
         self.identity = identify_run(built) if folder else {}
 
     def save(self, keeper: Keeper) -> None:
@@ -61,7 +61,7 @@ class Checkpointer:
         lowest = keeper.rollback.lowest if keeper.rollback else float("inf")
         numbers = [keeper.round, keeper.kept_round, keeper.kept_loss, lowest]
         named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
-        named |= {f"memory.{name}": v for name, v in self.memory.save().items()}
+        named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
         return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
 
 

@@ -103,6 +103,8 @@ class Chain(NamedTuple):
                         done = run(e, folder, device=self.device, observers=observers, stop=stop, **mine)
             if is_adaptive(method) and not runs:
                 tau_all = find_budget(done)
+                if done.diverged:
+                    log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
             runs.append(done)
         return runs
 
@@ -187,9 +189,7 @@ def find_budget(run: Run) -> int:
     if not run.diverged:
         return total
     steps = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
-    budget = max(1, round(steps * e.rounds))
-    log.warning("%s seed %d diverged; its rivals get %d local steps in all", e.method, e.seed, budget)
-    return budget
+    return max(1, round(steps * e.rounds))
 
 
 FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork

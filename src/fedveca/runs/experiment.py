@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedveca.algorithms.contract import LR
-from fedveca.algorithms.hyper import LARGEST, Range
+from fedveca.algorithms.hyper import LARGEST, OpenEnds, Range
 from fedveca.algorithms.registry import find_hyper, methods
 from fedveca.cohorts import faults as adversity
 from fedveca.cohorts.aggregate import AGGREGATION_RULES
@@ -44,7 +44,7 @@ def option(
     of: Callable[[], Iterable[str]] | Iterable[str] = (),
     low: float = -math.inf,
     high: float = math.inf,
-    open_ends: bool = False,
+    open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     custom: bool = False,
 ) -> Any:
@@ -73,7 +73,9 @@ class Experiment:
     metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
     partition: str = option("case3", "which client owns which rows", of=RULES, custom=True)
     clients: int = option(5, "number of clients N", low=1)
-    participation: float = option(1.0, "share of the clients drawn each round, at least one", low=0, high=1)
+    participation: float = option(
+        1.0, "share of the clients drawn per round, at least one", low=0, high=1, open_ends="low"
+    )
     rounds: int = option(100, "communication rounds K", low=1)
     batch: int = option(100, "rows of a mini-batch B", low=1)
     lr: float = option(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)
@@ -148,13 +150,29 @@ def read_experiment(text: str) -> Experiment:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
+    return _check_settings(upgrade_settings(_load_toml(text, source)))
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """The tables of a TOML file of the user's."""
+    try:
+        text = _read_file(Path(name))
+    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+        raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
+    return _load_toml(text, printable(name))
+
+
+def _load_toml(text: str, source: str) -> dict[str, Any]:
     if text.count(".") > DOTS:
         raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
-        table = upgrade_settings(tomllib.loads(text))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
         why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise UserError(f"{source} is not TOML: {why}") from error
+
+
+def _check_settings(table: dict[str, Any]) -> dict[str, Any]:
     for key in table:
         check_setting(key)
     return table
@@ -172,11 +190,7 @@ def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
 def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
-        try:
-            text = _read_file(Path(name))
-        except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-            raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
-        return parse_toml(text, printable(name))
+        return _check_settings(upgrade_settings(read_toml(name)))
     if name not in presets():
         hint = suggest(name, presets())
         all_of_them = ", ".join(presets())

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from fedveca.errors import UserError, printable
 from fedveca.runs.schema import Direction, Json, parse_object
@@ -46,12 +46,48 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
 def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
     """The lines of a file of the folder, one by one; a last line without its end is not a line."""
     with os.fdopen(open_regular(find_inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
-        k = 0
-        while (line := file.readline(most + 1)).endswith(b"\n"):
+        for line in _complete_lines(file, name, most):
             yield line.decode("utf-8")
-            k += 1
-        if len(line) > most:
-            raise UserError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
+
+
+class LineTail:
+    """The lines of a file that grows, each read once; a file that was replaced or cut is read again from its start.
+
+    Args:
+        folder: the folder of the file, which need not exist yet.
+        name: the file's name.
+        most: the most bytes that a line may have.
+    """
+
+    def __init__(self, folder: Path, name: str, most: int) -> None:
+        self.folder, self.name, self.most = folder, name, most
+        self.count = 0  # lines of the file that have been read
+        self._inode = self._offset = 0
+
+    def read(self) -> list[str]:
+        """The complete lines that came since the last call; the last of them is number `count`."""
+        if not (self.folder / self.name).exists():
+            return []
+        lines = []
+        with os.fdopen(open_regular(find_inside(self.folder, self.name).resolve(), os.O_RDONLY), "rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_ino != self._inode or about.st_size < self._offset:
+                self.count, self._inode, self._offset = 0, about.st_ino, 0
+            file.seek(self._offset)
+            for line in _complete_lines(file, self.name, self.most, self.count):
+                lines.append(line.decode("utf-8"))
+                self.count, self._offset = self.count + 1, self._offset + len(line)
+        return lines
+
+
+def _complete_lines(file: BinaryIO, name: str, most: int, before: int = 0) -> Iterator[bytes]:
+    """The complete lines from here to the end; UserError for one that is too long. `before` lines came before."""
+    k = before
+    while (line := file.readline(most + 1)).endswith(b"\n"):
+        yield line
+        k += 1
+    if len(line) > most:
+        raise UserError(f"line {k + 1} of {name} is too long: at most {most} bytes are allowed")
 
 
 def read_object(folder: Path, name: str, most: int = OBJECT_BYTES) -> dict[str, Json]:

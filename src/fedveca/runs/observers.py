@@ -46,11 +46,13 @@ class Observer:
 
 def check_observers(observers: Iterable[Observer]) -> tuple[Observer, ...]:
     """The observers; UserError where something else was given."""
-    found = tuple(observers) if isinstance(observers, Iterable) else (observers,)
-    for observer in found:
+    several = isinstance(observers, Iterable) and not isinstance(observers, str)
+    found: list[Observer] = []
+    for observer in observers if several else (observers,):
         if not isinstance(observer, Observer):
             raise UserError(f"observers: {show_value(observer)} is not an Observer; see fedveca.Observer")
-    return found
+        found.append(observer)
+    return tuple(found)
 
 
 @contextlib.contextmanager
@@ -59,13 +61,16 @@ def observe(
 ) -> Iterator[list[Run]]:
     """Starts the observers; at the end each gets the run that was put into the list, or the run as far as it came."""
     done: list[Run] = []
-    try:
+
+    def end(observer: Observer) -> None:
+        observer.end(done[0] if done else Run(experiment, rounds, {}, folder=folder))
+
+    with contextlib.ExitStack() as ends:  # each is called, also where another one raises
+        for observer in reversed(observers):
+            ends.callback(end, observer)
         for observer in observers:
             observer.start(experiment, folder)
         yield done
-    finally:
-        for observer in observers:
-            observer.end(done[0] if done else Run(experiment, rounds, {}, folder=folder))
 
 
 def copy_record(record: Round) -> Round:

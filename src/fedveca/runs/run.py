@@ -93,7 +93,7 @@ def run(
         return _run_rounds(built, device, keeper, [], None, observers)
     out = Path(out)
     environment = describe_environment(device)
-    if any(str(value).startswith(CUSTOM) for value in asdict(built.experiment).values()):
+    if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:
         environment["started_by"] = started_by
@@ -149,6 +149,9 @@ def resume(
         by = find_starter(out)
         if cohort is None and by not in (RUN, PYTHON):
             raise UserError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
+        if by == PYTHON and not custom:
+            objects = ", ".join(f"{key}={v}" for key, v in asdict(former.experiment).items() if is_custom(v))
+            raise UserError(f"{out} was made with custom objects ({objects}); resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
         built = build(e, device, cohort=cohort, **custom)
@@ -265,6 +268,11 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
 
 def _describe_stop(done: int, rounds: int, folder: Path) -> str:
     return f"stopped after round {done} of {rounds}, all saved; resume it with: {how_to_resume(folder)}"
+
+
+def is_custom(value: object) -> bool:
+    """Whether a setting names an object that was given from Python."""
+    return isinstance(value, str) and value.startswith(CUSTOM)
 
 
 def count_labels(built: Built) -> torch.Tensor:

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy
 import sklearn
 import torch
-from golden.custom import make_objects
 from safetensors.torch import load_file
 
 import fedveca
+from golden.custom import make_objects
 
 HERE = Path(__file__).parent
 FOLDERS = HERE / "folders"  # run folders that version 0.1.0 wrote

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import fedveca
 from golden.cases import (
     FINISHED_FOLDER,
     FOLDERS,
@@ -26,8 +27,6 @@ from golden.cases import (
     run_half,
     use_one_thread,
 )
-
-import fedveca
 
 
 def main(names: list[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveca.views.report.words import commands
 
 from fedveca import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold, UserError, hyper, method
 from fedveca.algorithms import Algorithm, registry
@@ -22,7 +23,8 @@ from fedveca.algorithms.registry import concerns, deployable_methods, is_adaptiv
 from fedveca.deploy.server import check_deployable
 from fedveca.runs.build import initial_steps, make_method
 from fedveca.runs.experiment import Experiment
-from fedveca.views.series import look
+from fedveca.runs.folder import Run
+from fedveca.views.series import curves, look
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -118,6 +120,14 @@ def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: se
     assert not concerns(setting, "custom:Mine(lr=0.1)")
     assert concerns("lr", "custom:Mine(lr=0.1)")
     assert all(concerns(common, name) for common in ("lr", "rounds", "tau_0") for name in methods())
+
+
+def test_a_report_of_the_papers_methods_says_compare_and_any_other_says_run() -> None:
+    def said(names: tuple[str, ...]) -> list[str]:
+        return commands(curves([Run(Experiment(method=name), [], {}) for name in names]))
+
+    assert [line.split()[:2] for line in said(paper_methods())] == [["fedveca", "compare"]]
+    assert [line.split()[:2] for line in said(tuple(methods()))] == [["fedveca", "run"]] * 7
 
 
 # ranges on the class

@@ -15,6 +15,7 @@ from fedveca.algorithms.contract import Order, Report
 from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.debug import ClientError, DebugCohort
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.privacy import Privacy
 from fedveca.cohorts.random import draw_rows
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -26,6 +27,7 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05), Corrected(0.05)]
+KINDS = (DebugCohort, LocalCohort)
 UNEQUAL = torch.tensor([7, 2, 3, 1, 9, 2, 4, 2])
 SMALL: dict[str, Any] = {"model": "svm", "rounds": 4, "batch": 8, "clients": 10, "partition": "quantity", "lr": 0.05}
 
@@ -125,12 +127,27 @@ def test_a_client_that_is_not_finite_is_left_out() -> None:
     bad, algorithm, tau = data.x.clone(), Scaffold(0.05), torch.tensor([2, 3, 4, 5, 2])
     bad[shares.rows[shares.start[3] : shares.start[4]]] = torch.nan
     order = algorithm.order(algorithm.init(problem.init(), tau))
-    both = [kind(algorithm, problem, bad, data.y, shares, batch=8) for kind in (DebugCohort, LocalCohort)]
+    both = [kind(algorithm, problem, bad, data.y, shares, batch=8) for kind in KINDS]
     debug, local = (cohort(0, order, torch.arange(5), tau) for cohort in both)
     check_same(debug, local)
     assert debug[0].tolist() == list(both[0].memory) == [0, 1, 2, 4]
     nobody = both[0](0, order, torch.tensor([3]), tau[3:4])
     assert (len(nobody[0]), nobody[1].mean, nobody[1].mass) == (0, {}, 0.0)
+
+
+def test_a_client_that_is_not_finite_sends_zeros_under_privacy_and_keeps_its_memory() -> None:
+    data = load("digits")
+    problem, shares = model("svm", (1, 8, 8), 10), partition("case1", data.y, 10, 5)
+    bad, algorithm, tau = data.x.clone(), Scaffold(0.05), torch.tensor([2, 3, 4, 5, 2])
+    bad[shares.rows[shares.start[3] : shares.start[4]]] = torch.nan
+    order, options = algorithm.order(algorithm.init(problem.init(), tau)), {"batch": 8, "equal_weights": True}
+    send = Privacy(clip=1.0, noise=0.0, bound=10.0, seed=0, wanted=("loss",)).send
+    debug, local = (kind(algorithm, problem, bad, data.y, shares, send=send, **options) for kind in KINDS)
+    check_same(debug(0, order, torch.arange(5), tau), local(0, order, torch.arange(5), tau))
+    assert list(debug.memory) == list(local.memory) == [0, 1, 2, 3, 4]
+    remembered = debug.memory.recall(torch.arange(5))["c"]
+    assert torch.equal(remembered[3], torch.zeros(64))
+    assert torch.allclose(remembered, local.memory.recall(torch.arange(5))["c"], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +190,7 @@ def test_runs_are_those_of_the_local_engine(settings: dict[str, Any]) -> None:
         for name in ("ids", "left_out", "tau"):
             assert same[name] == line[name], name
         assert same.get("faults") == line.get("faults")
+        assert same.get("train_loss", 0.0) == pytest.approx(line.get("train_loss", 0.0), rel=1e-4)
 
 
 def find_engine(cohort: Cohort) -> Cohort:

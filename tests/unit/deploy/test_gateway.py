@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveca.deploy import gateway as module
-from fedveca.deploy.gateway import BODY_BYTES, HEAD_BYTES, UNSIGNED, Gateway
+from fedveca.deploy.gateway import BODY_BYTES, HEAD_BYTES, UNSIGNED_STATUS, Gateway
 from fedveca.deploy.provision import write_certificates, write_key
 
 PATH = "/v1/fleet/pull-messages"
@@ -226,7 +226,7 @@ def test_who_has_no_registered_key_does_not_pass(bench: Bench) -> None:
         (bench.signed("stranger") | {"flwr-public-key": good["flwr-public-key"]}, b"invalid"),
     ]:
         status, said = bench.ask("POST", PATH, headers, b"body")
-        assert status == UNSIGNED
+        assert status == UNSIGNED_STATUS
         assert why in said
     assert bench.reached == []
 
@@ -236,14 +236,14 @@ def test_a_key_counts_from_when_its_file_is_there_until_it_is_gone(bench: Bench)
     key.write_bytes((bench.folder / "stranger.pub").read_bytes())
     assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == 200
     key.unlink()
-    assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == UNSIGNED
+    assert bench.ask("POST", PATH, bench.signed("stranger"))[0] == UNSIGNED_STATUS
 
 
 def test_a_stranger_is_rejected_before_its_body_is_read(bench: Bench) -> None:
     """The answer comes although no byte of the announced body was sent."""
     with bench.connect() as connection:
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
-        assert read_answer(connection)[0] == UNSIGNED
+        assert read_answer(connection)[0] == UNSIGNED_STATUS
 
 
 def test_sizes_are_bounded(bench: Bench) -> None:
@@ -284,12 +284,12 @@ def test_smuggled_requests_do_not_pass(bench: Bench) -> None:
 
 def test_the_slow_are_dropped_and_others_are_served_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_SECONDS", 1.0)
-    monkeypatch.setattr(module, "STRANGERS", 20)
+    monkeypatch.setattr(module, "UNSIGNED_CONNECTIONS", 20)
     raw = [socket.create_connection(("127.0.0.1", bench.port), 30) for _ in range(30)]  # no handshake
     half = bench.connect()
     half.sendall(b"POST /v1/fle")
     assert bench.ask("POST", PATH, bench.signed())[0] == 200
-    assert len(bench.gateway.strangers) <= 20
+    assert len(bench.gateway.unsigned) <= 20
     until = time.monotonic() + 30
     while bench.gateway.open and time.monotonic() < until:
         time.sleep(0.05)
@@ -304,7 +304,7 @@ def test_its_log_is_bounded(bench: Bench, capsys: pytest.CaptureFixture[str]) ->
     for i in range(200):
         bench.gateway._log(f"peer {i}")
     lines = capsys.readouterr().out.splitlines()
-    assert 0 < len(lines) <= 2 * module.LINES  # where a minute ends meanwhile, those of two
+    assert 0 < len(lines) <= 2 * module.LOG_LINES  # where a minute ends meanwhile, those of two
     assert "not listed" in lines[-1]
 
 

@@ -8,36 +8,39 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
-from safetensors.torch import load
 
 from fedveca.algorithms.contract import Order
 from fedveca.cli import main
+from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
-from fedveca.deploy import node, private_api
-from fedveca.deploy import node_process as worker
-from fedveca.deploy import server as serve
-from fedveca.deploy.node_process import Store, own_rows, work
+from fedveca.deploy import private_api
+from fedveca.deploy.exchange import NodeAnswer, NodeOrder, decode_answer, encode
+from fedveca.deploy.log_observer import LogObserver
+from fedveca.deploy.node import connect_to_process
+from fedveca.deploy.node_process import NodeMemoryFiles, load_node_rows, make_node_cohort, work
+from fedveca.deploy.server import load_test_data
 from fedveca.deploy.templates import parse_host
-from fedveca.runs.build import build
+from fedveca.runs.build import Built, build, cohort_options
 from fedveca.runs.experiment import Experiment
+from fedveca.tasks.custom import from_arrays
 
 
 def test_a_message_loads_no_pytorch() -> None:
     code = "import sys, fedveca.cohorts.flower.messages, fedveca.deploy.pin, fedveca.deploy.fork_server\n"
+    code += "import fedveca.deploy.private_api, fedveca.deploy.processes\n"
     code += "from fedveca import answer, serve\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_node_has_one_warm_process(tmp_path: Path) -> None:
+def test_a_node_has_one_fork_server(tmp_path: Path) -> None:
     """Messages that come while it still loads Flower each start one; the first stays."""
     command = [sys.executable, "-m", "fedveca.deploy.fork_server", str(tmp_path), str(os.getpid())]
     first = subprocess.Popen(command)
@@ -46,9 +49,9 @@ def test_a_node_has_one_warm_process(tmp_path: Path) -> None:
         while not (tmp_path / ".lock").exists() and time.monotonic() < until:
             time.sleep(0.01)
         assert subprocess.run(command, check=False, timeout=60).returncode == 0
-        while not (tmp_path / "warm.json").exists() and time.monotonic() < until:
+        while not (tmp_path / "fork_server.json").exists() and time.monotonic() < until:
             time.sleep(0.05)
-        assert json.loads((tmp_path / "warm.json").read_text()) == {"pid": first.pid}
+        assert json.loads((tmp_path / "fork_server.json").read_text()) == {"pid": first.pid}
         assert first.poll() is None
     finally:
         first.kill()
@@ -63,7 +66,7 @@ def test_wire_is_pytorchs_rounding(wire: str) -> None:
     assert torch.equal(torch.from_numpy(widen(there, wire)), v.to(getattr(torch, wire)).float())
 
 
-def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     np.save(tmp_path / "x.npy", x)
@@ -73,26 +76,26 @@ def test_own_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.chdir(tmp_path)
     for name in ("mine.npz", str(tmp_path), "mine:load"):
-        ours, labels = own_rows(name, "FEDVECA_NODE_DATA")
+        ours, labels = load_node_rows(name, "FEDVECA_NODE_DATA")
         assert torch.equal(ours, torch.from_numpy(x))
         assert labels.tolist() == y.tolist()
     with pytest.raises(ValueError, match=r"FEDVECA_NODE_DATA=gone.npz cannot be read .* package.module:load"):
-        own_rows("gone.npz", "FEDVECA_NODE_DATA")
+        load_node_rows("gone.npz", "FEDVECA_NODE_DATA")
 
 
 def test_memory_goes_back_as_far_as_checkpoints_do(tmp_path: Path) -> None:
-    memory = Store(tmp_path, token=7, client=1, reach=1)
-    assert memory.before(-1) == {}
+    memory = NodeMemoryFiles(tmp_path, token=7, client=1, reach=1)
+    assert memory.read(-1) == {}
     for k in range(10):
-        memory.after(k, k - 1, {"c": torch.full((3,), float(k))})
-    assert [float(memory.before(k)["c"][0, 0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
+        memory.write(k, k - 1, {"c": torch.full((3,), float(k))})
+    assert [float(memory.read(k)["c"][0, 0]) for k in (9, 8, 7, 6)] == [9.0, 8.0, 7.0, 6.0]
     with pytest.raises(ValueError, match="client 1 has lost what it remembered of round 2"):
-        memory.before(1)
-    memory.after(10, 6, {"c": torch.zeros(3)})
-    memory.after(11, 6, {"c": torch.zeros(3)})
-    assert float(memory.before(6)["c"][0, 0]) == 6.0  # the one that counts stays, however old
+        memory.read(1)
+    memory.write(10, 6, {"c": torch.zeros(3)})
+    memory.write(11, 6, {"c": torch.zeros(3)})
+    assert float(memory.read(6)["c"][0, 0]) == 6.0  # the one that counts stays, however old
     with pytest.raises(ValueError, match="lost"):
-        Store(tmp_path, token=8, client=1, reach=1).before(9)
+        NodeMemoryFiles(tmp_path, token=8, client=1, reach=1).read(9)
 
 
 def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +204,7 @@ def test_hosts_that_are_rejected(host: str, tmp_path: Path, capsys: pytest.Captu
     assert main(["deploy", "init", str(tmp_path / "kit"), f"--host={host}"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("fedveca: --host ")
+    assert error.startswith("fedveca: host=")
     assert not (tmp_path / "kit").exists()
 
 
@@ -242,7 +245,7 @@ def test_the_server_tests_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest
     for shape, pixels in (((6, 8, 8), "unit"), ((6, 1, 8, 8), "unit"), ((6, 5), "as-is")):
         np.savez(tmp_path / "test.npz", x=np.ones(shape, np.uint8), y=np.arange(6))
         monkeypatch.setenv("FEDVECA_TEST_DATA", str(tmp_path / "test.npz"))
-        data = serve.load_test_data(Experiment())
+        data = load_test_data(Experiment())
         assert (data.name, data.classes, len(data.y_test), len(data.x), data.pixels) == ("digits", 6, 6, 0, pixels)
         Experiment(data=data.name)  # what the run records is a data set that it can name
 
@@ -256,16 +259,16 @@ def test_another_user_cannot_reach_a_nodes_worker(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=log)
     try:
         until = time.monotonic() + 60
-        while not (folder / "worker.json").exists() and time.monotonic() < until:
+        while not (folder / "node_process.json").exists() and time.monotonic() < until:
             time.sleep(0.05)
-        assert json.loads((folder / "worker.json").read_text()) == {"pid": process.pid}
+        assert json.loads((folder / "node_process.json").read_text()) == {"pid": process.pid}
         assert folder.stat().st_mode & 0o777 == 0o700
         sockets = {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir() if link.is_symlink()}
         tcp = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
         assert not [s for s in sockets if s.startswith("socket:[") and f" {s[8:-1]} " in tcp]
-        with node._connect(folder, process.pid) as worker_:
-            worker_.send_bytes(b"nothing that it knows")
-            assert b"error" in worker_.recv_bytes()
+        with connect_to_process(folder, process.pid) as connection:
+            connection.send_bytes(b"nothing that it knows")
+            assert b"error" in connection.recv_bytes()
     finally:
         process.kill()
         process.wait(60)
@@ -274,9 +277,9 @@ def test_another_user_cannot_reach_a_nodes_worker(tmp_path: Path) -> None:
 
 def test_programs_that_a_node_does_not_need_are_rejected(tmp_path: Path) -> None:
     """A server can name other kinds of tasks than a client's; Flower looks them up in PATH."""
-    place = private_api.write_programs(tmp_path, private_api.NODE)
-    for name in private_api.TASKS:
-        if name not in private_api.NODE:
+    place = private_api.write_programs(tmp_path, private_api.NODE_PROGRAMS)
+    for name in private_api.TASK_PROGRAMS:
+        if name not in private_api.NODE_PROGRAMS:
             done = subprocess.run([str(place / name), "--token", "x"], capture_output=True, text=True, check=False)
             assert done.returncode == 1
             assert "is rejected" in done.stderr
@@ -304,14 +307,15 @@ def test_a_folder_of_another_user_is_not_made_private(tmp_path: Path) -> None:
     assert (tmp_path / "real").stat().st_mode & 0o777 == 0o700
 
 
-def asked(e: Experiment, client: int, folder: Path, **order: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A worker's answer to one request."""
-    w = np.zeros(64, np.float32)
-    words = {"settings": asdict(e), "client": client, "order": {"classes": 10, "pixels": "as-is", **order}}
-    reply = work(save({"w": w, "c": w + 0.01}, {"request": json.dumps(words)}), folder)
-    size = int.from_bytes(reply[:8], "little")
-    said: dict[str, Any] = json.loads(json.loads(reply[8 : 8 + size])["__metadata__"]["answer"])
-    return said, load(reply)
+def ask(
+    e: Experiment, client: int, folder: Path, vectors: dict[str, torch.Tensor], classes: int = 10, **order: Any
+) -> tuple[NodeAnswer, dict[str, torch.Tensor]]:
+    """The answer of a node's process to one request."""
+    asked: NodeOrder = {"classes": classes, "pixels": "as-is", **order}  # type: ignore[typeddict-item]
+    arrays = {name: v.numpy() for name, v in vectors.items()}
+    reply = work(encode({"settings": asdict(e), "client": client, "order": asked}, arrays), folder)
+    answer, arrays = decode_answer(reply)
+    return answer, {name: torch.from_numpy(v) for name, v in arrays.items()}
 
 
 def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,17 +325,128 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
     order = Order(torch.zeros(64), {"c": torch.full((64,), 0.01)})
     mine = parts.shares.rows[parts.shares.start[1] : parts.shares.start[2]]
     np.savez(tmp_path / "own.npz", x=parts.data.x[mine].numpy(), y=parts.data.y[mine].numpy())
+    sent = {"w": order.w, **order.aux}
     words = {"token": 5, "tau": 4, "wire": "float32"}
     for own in ("", str(tmp_path / "own.npz")):
         monkeypatch.setenv("FEDVECA_NODE_DATA", own)
-        worker._local.cache_clear()
-        said, _ = asked(e, 1, tmp_path)
-        assert said["said"] == {"client": 1, "rows": len(mine)}
+        make_node_cohort.cache_clear()
+        answer, _ = ask(e, 1, tmp_path, {})
+        assert answer["fields"] == {"client": 1, "rows": len(mine)}
         parts.cohort.memory = ClientMemory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
         for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
-            said, vectors = asked(e, 1, tmp_path, round=k, known=known, **words)
+            answer, vectors = ask(e, 1, tmp_path, sent, round=k, known=known, **words)
             assert torch.allclose(vectors["G"], simulated[k].mean["G"], rtol=0, atol=1e-6)
-            assert said["numbers"]["loss"] == pytest.approx(float(simulated[k].each["loss"][0]), abs=1e-6)
-    said, _ = asked(e, 1, tmp_path, round=2, known=7, **words)
-    assert "lost what it remembered of round 8" in said["error"]
+            assert answer["numbers"]["loss"] == pytest.approx(float(simulated[k].each["loss"][0]), abs=1e-6)
+    answer, _ = ask(e, 1, tmp_path, sent, round=2, known=7, **words)
+    assert "lost what it remembered of round 8" in answer["error"]
+
+
+NUMBERS = np.random.default_rng(0)
+FACTORY = "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))\n"
+
+
+def same_answer(e: Experiment, parts: Built, folder: Path, classes: int) -> None:
+    """Client 1 sends what the simulator's client 1 computes: every vector and every number."""
+    order = parts.algorithm.order(parts.state)
+    _, report = parts.cohort(2, order, torch.tensor([1]), torch.tensor([3]))
+    make_node_cohort.cache_clear()
+    words = {"round": 2, "known": -1, "token": 9, "tau": 3, "wire": "float32"}
+    answer, vectors = ask(e, 1, folder, {"w": order.w, **order.aux}, classes, **words)
+    assert "error" not in answer, answer
+    numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
+    assert {"loss", "after"} < numbers.keys()
+    assert answer["numbers"] == pytest.approx(numbers, rel=1e-4)
+    assert vectors.keys() == report.mean.keys()
+    for name, v in report.mean.items():
+        assert torch.allclose(vectors[name], v, rtol=0, atol=1e-6), name
+
+
+def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squared error of whole labels, with a factory that gives one score per row; without `metric` it is rejected."""
+    (tmp_path / "one_score.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    e = Experiment(model="one_score:make", clients=3, batch=8, probe=20, keep="rollback", lr=0.001)
+    e = replace(e, loss="squared_error", metric="absolute_error")
+    same_answer(e, build(e), tmp_path, classes=10)
+    answer, _ = ask(replace(e, metric="auto"), 1, tmp_path, {})
+    assert "metric=accuracy needs" in answer["error"]
+
+
+def test_options_of_a_cohort_are_the_settings() -> None:
+    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last")
+    expected = {
+        "batch": 3,
+        "seed": 5,
+        "probe": 7,
+        "want_loss": False,
+        "want_loss_after": False,
+        "memory_bytes": 11 * 2**20,
+    }
+    assert cohort_options(e) == expected | {"aggregate": Mean}
+    for keep, after in (("best", False), ("rollback", True)):
+        options = cohort_options(replace(e, keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3))
+        assert (options["want_loss"], options["want_loss_after"]) == (True, after)
+        assert getattr(options["aggregate"], "args") == (2.5, 0.3)  # noqa: B009
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 2)])
+def test_a_node_predicts_numbers_as_the_simulators_client(
+    shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = NUMBERS.normal(size=(40, 5)).astype(np.float32), NUMBERS.normal(size=shape)
+    e = Experiment(model="mlp", hidden=7, seed=3, clients=2, batch=8, probe=10, keep="rollback", lr=0.01)
+    parts = build(e, data=from_arrays(x, y, test=(x[:4], y[:4])), partition=[list(range(25)), list(range(25, 40))])
+    np.savez(tmp_path / "own.npz", x=x[25:], y=y[25:])
+    monkeypatch.setenv("FEDVECA_NODE_DATA", str(tmp_path / "own.npz"))
+    same_answer(e, parts, tmp_path, classes=0)
+    answer, _ = ask(replace(e, model="svm"), 1, tmp_path, {}, classes=0)
+    assert "model=svm has its own loss" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("y", "wrong"),
+    [
+        ([0.0, 1.0, 2.0], ""),
+        ([0.0, 0.5, 2.0], "client 1 has labels from 0.0 to 2.0; allowed: 0 to 2, whole"),
+        ([0, 1, 3], "client 1 has labels from 0 to 3; allowed: 0 to 2, whole"),
+        ([-1, 1, 2], "client 1 has labels from -1 to 2; allowed: 0 to 2, whole"),
+    ],
+)
+def test_labels_are_checked_where_there_are_classes(
+    y: list[float], wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "own.npz", x=np.ones((3, 64), np.float32), y=np.array(y))
+    monkeypatch.setenv("FEDVECA_NODE_DATA", str(tmp_path / "own.npz"))
+    make_node_cohort.cache_clear()
+    answer, _ = ask(Experiment(model="mlp"), 1, tmp_path, {}, classes=3)
+    assert answer.get("error", "") == wrong
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "classes"),
+    [
+        ([0, 1, 2], "auto", 3),
+        ([0.0, 1.0, 2.0], "auto", 3),
+        ([0.0, 1.0, 2.0], "squared_error", 0),
+        ([0.0, 1.5, 2.0], "auto", 0),
+    ],
+)
+def test_targets_of_the_server_are_labels_or_numbers(
+    y: list[float], loss: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "test.npz", x=np.ones((3, 5), np.float32), y=np.array(y))
+    monkeypatch.setenv("FEDVECA_TEST_DATA", str(tmp_path / "test.npz"))
+    data = load_test_data(Experiment(model="mlp", loss=loss))
+    assert (data.classes, data.y_test.dtype) == (classes, torch.int64 if classes else torch.float32)
+
+
+def test_the_servers_line_has_the_runs_metric_and_faults(tmp_path: Path) -> None:
+    log = LogObserver()
+    log.start(Experiment(rounds=7), tmp_path)
+    record = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_accuracy": 0.8765}
+    assert log.format_round(record) == "round 3/7  accuracy 87.65 %  1.3 s"
+    other = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_absolute_error": 2.0 / 3}
+    faults = {"faults": [{"client": 1, "what": "timed out after 5 s"}]}
+    assert log.format_round(other | faults) == "round 3/7  absolute error 0.6667  1.3 s  client 1 timed out after 5 s"
+    assert log.format_round({"round": 0, "seconds": 0.0, "test_accuracy": None}) == "round 1/7  0.0 s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from safetensors.numpy import save
 
 from fedveca.cli import main
+from fedveca.deploy.exchange import NodeOrder, NodeRequest, decode_answer, encode
 from fedveca.deploy.node_process import work
 from fedveca.deploy.pin import AppRejected, check_app, describe_app, pin, read_pin
 from fedveca.deploy.provision import write_app
@@ -108,7 +107,7 @@ def test_pin_from_the_command_line(app: Path, tmp_path: Path, capsys: pytest.Cap
     assert read_pin(nodes[1]) == describe_app(app)
     for words, said in [
         ([str(tmp_path / "gone"), str(nodes[0])], "gone is not a Flower app of FedVeca"),
-        ([str(app), str(tmp_path / "nowhere")], "nowhere is not a node's folder"),
+        ([str(app), str(tmp_path / "nowhere")], "nowhere is not the folder of a node"),
         ([str(nodes[0]), str(nodes[1])], "node-0 is not a Flower app of FedVeca"),
     ]:
         assert main(["deploy", "pin", *words]) == 2
@@ -122,10 +121,9 @@ def test_a_models_code_is_run_only_if_it_is_pinned(app: Path, tmp_path: Path, na
     node = tmp_path / "node"
     node.mkdir()
     pin(app, [node])
-    settings = {"model": named, "clients": 2}
-    request = {"settings": settings, "client": 0, "order": {"classes": 10, "pixels": "as-is"}}
-    reply = work(save({"w": np.zeros(64, np.float32)}, {"request": json.dumps(request)}), node)
-    said = json.loads(json.loads(reply[8 : 8 + int.from_bytes(reply[:8], "little")])["__metadata__"]["answer"])
-    assert ("error" not in said) == allowed, said
+    order: NodeOrder = {"classes": 10, "pixels": "as-is"}
+    request: NodeRequest = {"settings": {"model": named, "clients": 2}, "client": 0, "order": order}
+    answer, _ = decode_answer(work(encode(request, {"w": np.zeros(64, np.float32)}), node))
+    assert ("error" not in answer) == allowed, answer
     if not allowed:
-        assert said["error"] == "the server named model=antigravity:geohash; this node is pinned to svm"
+        assert answer["error"] == "the server named model=antigravity:geohash; this node is pinned to svm"

@@ -6,7 +6,6 @@ The nodes are in this process: their messages are Flower's own, written to bytes
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -22,7 +21,6 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
-from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedveca.algorithms.contract import Report
@@ -30,13 +28,15 @@ from fedveca.algorithms.registry import methods
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.messages import make_reply, read_order
+from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import work
-from fedveca.deploy.server import make_cohort
+from fedveca.deploy.server import load_test_data, make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
 from fedveca.runs.build import make_method as method_of
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.run import run
+from fedveca.tasks.custom import from_arrays
 
 E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeout=5.0)
 P = 64
@@ -75,11 +75,9 @@ class Grid:
     def _answer(self, message: Message) -> Message:
         client = message.metadata.dst_node_id - 100
         words, vectors = read_order(message)
-        request = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
-        content = work(save(vectors, {"request": json.dumps(request)}), self.folder)
-        size = int.from_bytes(content[:8], "little")
-        said = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["answer"])
-        right = make_reply(message, said["said"], said["numbers"], load(content))
+        request: Any = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
+        answer, arrays = decode_answer(work(encode(request, vectors), self.folder))
+        right = make_reply(message, answer["fields"], answer["numbers"], arrays)
         change = self.changes.get((client, words.get("round", -1)))
         if change is None:
             return right
@@ -294,6 +292,27 @@ def test_a_node_that_fails_while_others_join_does_not_flood_the_first_line(
     assert len(asked(E, cohort)[1].faults) == 100
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_round_of_fewer_than_min_clients_is_void_and_repeated(failures: int, tmp_path: Path) -> None:
+    """Each failure is marked with its own attempt, whatever its text; with min_clients=1 the round counts at once."""
+    count = 0
+
+    def fails(records: dict[str, Any]) -> Error | None:
+        nonlocal count
+        count += 1
+        return Error(3, "null and void") if count <= failures else None
+
+    e = replace(E, min_clients=3)
+    who, report = asked(e, joined(e, tmp_path, {(BAD, 0): fails}))
+    assert who.tolist() == [0, 1, 2]
+    reasons = [f"failed: null and void (Flower's error 3) (attempt {n}, void)" for n in range(1, failures + 1)]
+    assert list(report.faults) == [{"client": BAD, "what": reason} for reason in reasons]
+    count = 0
+    who, report = asked(E, joined(E, tmp_path, {(BAD, 0): fails}))
+    assert who.tolist() == [0, 2]
+    assert list(report.faults) == [{"client": BAD, "what": "failed: null and void (Flower's error 3)"}]
+
+
 def say_client(client: int) -> Change:
     return put("answer", "client", client)
 
@@ -415,3 +434,23 @@ def test_private_clients_are_never_named() -> None:
     built = build(e)
     ids = torch.arange(5)
     assert built.cohort(0, built.algorithm.order(built.state), ids, built.state.tau)[1].norms is None
+
+
+def test_a_regression_over_nodes_equals_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's and the node's rows are files of numbers: loss and metric are those of numbers on both sides."""
+    draw = np.random.default_rng(1)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), draw.normal(size=60)
+    for name, at in (("NODE", slice(0, 50)), ("TEST", slice(50, 60))):
+        np.savez(tmp_path / f"{name}.npz", x=x[at], y=y[at])
+        monkeypatch.setenv(f"FEDVECA_{name}_DATA", str(tmp_path / f"{name}.npz"))
+    e = Experiment(model="mlp", hidden=5, clients=1, rounds=3, batch=8, lr=0.05, tau_0=2)
+    data = load_test_data(e)
+    nodes = make_cohort(Grid(e, tmp_path, {}, 1), e, data, say=lambda text: None)
+    done = run(e, data=data, cohort=nodes)
+    rows = from_arrays(x[:50], y[:50], test=(x[50:], y[50:]))
+    expected = run(e, data=rows, partition=[list(range(50))], device="cpu")
+    assert [r["tau"] for r in done.rounds] == [r["tau"] for r in expected.rounds]
+    for name in ("train_loss", "test_loss", "test_absolute_error"):
+        assert [r[name] for r in done.rounds] == pytest.approx([r[name] for r in expected.rounds], rel=1e-5), name
+    with pytest.raises(ValueError, match="model=svm has its own loss"):
+        build(replace(e, model="svm"), data=data, cohort=nodes)

@@ -46,7 +46,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
         return st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
     if TYPES[key] is float:
         low, high, open_ends = m["range"]
-        ends = {"exclude_min": open_ends, "exclude_max": open_ends and high < math.inf}
+        ends = {"exclude_min": bool(open_ends), "exclude_max": open_ends is True and high < math.inf}
         return st.floats(low, min(high, LARGEST_FLOAT), allow_infinity=False, **ends)
     return st.text() if key == "data_dir" else NAMES
 
@@ -111,8 +111,9 @@ def test_words_refused(word: str, said: str) -> None:
         ("lr", float("inf"), "lr=inf is out of range; allowed: > 0"),
         ("mu", float("inf"), "mu=inf is out of range; allowed: >= 0"),
         ("concentration", 0.0, "concentration=0.0 is out of range; allowed: > 0"),
-        ("participation", 1.01, "participation=1.01 is out of range; allowed: [0, 1]"),
-        ("participation", -0.5, "participation=-0.5 is out of range; allowed: [0, 1]"),
+        ("participation", 1.01, "participation=1.01 is out of range; allowed: (0, 1]"),
+        ("participation", -0.5, "participation=-0.5 is out of range; allowed: (0, 1]"),
+        ("participation", 0, "participation=0.0 is out of range; allowed: (0, 1]"),
         ("batch", 0, "batch=0 is out of range; allowed: >= 1"),
         ("clients", 0, "clients=0 is out of range; allowed: >= 1"),
         ("rounds", 0, "rounds=0 is out of range; allowed: >= 1"),

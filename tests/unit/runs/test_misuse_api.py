@@ -34,6 +34,7 @@ from fedveca import (
     run,
 )
 from fedveca.algorithms import Algorithm
+from fedveca.runs.observers import Observer
 from fedveca.views.figures import curves as figures
 from fedveca.views.figures import run as run_figures
 from fedveca.views.report import report
@@ -140,13 +141,10 @@ def a_pair(scores: Tensor, y: Tensor) -> Tensor:
     return torch.ones(2)
 
 
-class Half(Algorithm):
-    """Forgets `update`."""
+class Bare(Algorithm):
+    """Has no `lr`."""
 
-    lr = 0.1
-
-    def finish(self, order: Any, s: Any, w: Tensor, tau: Tensor) -> Any:
-        return {"G": w}, {}, {}
+    update, finish = FedAvg.update, FedAvg.finish
 
 
 class NoState(FedAvg):
@@ -257,7 +255,7 @@ DATA: list[tuple[Call, str]] = [
     (lambda t: from_arrays(X, LABELS, writer=[None] * 120), "writer names no owner of row 0 (120 rows in all)"),
     (lambda t: from_arrays(X, LABELS, writer=[1.0, np.nan] * 60), "writer names no owner of row 1 (60 rows in all)"),
     (lambda t: from_arrays(X, LABELS, writer=np.array(["a", 1] * 60, object)), "writer holds names of several kinds"),
-    (lambda t: from_arrays(X, LABELS, writer=[[1], [1, 2]] * 60), "writer is no list of owners"),
+    (lambda t: from_arrays(X, LABELS, writer=[[1], [1, 2]] * 60), "writer is not a list of owners"),
     (lambda t: from_arrays(X, LABELS, writer="me"), "writer has the shape []"),
     (lambda t: from_arrays(X, LABELS, name=ANY), "name=None is not a name"),
     (lambda t: from_arrays(X, LABELS, name=""), "name='' is not a name"),
@@ -346,30 +344,29 @@ LOSSES: list[tuple[Call, str]] = [
 ]
 
 METHODS: list[tuple[Call, str]] = [
-    (trained(data=D, method="fedavg"), "method is str, which lacks lr"),
-    (trained(data=D, method=Settings()), "method is Settings, which lacks needs_gradient"),
-    (trained(data=D, method=Half()), "method is Half, which does not define the function update"),
+    (trained(data=D, method="fedavg"), "method is str, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (trained(data=D, method=Settings()), "method is Settings, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (trained(data=D, method=Bare()), "lr=None is not float"),
     (trained(data=D, method=NoState(0.1)), "method (NoState) fails in a small trial round: cannot unpack"),
     (trained(data=D, method=Cut(0.1)), "update gives w [3] and tau [3], not [515] and [3]"),
     (trained(data=D, method=Raises(0.1)), "method (Raises) fails in a small trial round: 'momentum"),
     (trained(data=D, method=NoPair(0.1)), "method (NoPair) fails in a small trial round"),
     (trained(data=D, method=Notes(0.1)), "Object of type set is not JSON serializable"),
-    (trained(data=D, method=FedAvg(ANY)), "lr=None is not float"),
-    (trained(data=D, method=FedAvg("fast")), "lr='fast' is not float"),  # type: ignore[arg-type]
-    (trained(data=D, method=FedAvg(float("nan"))), "lr=nan is out of range"),
-    (trained(data=D, method=FedAvg(-0.1)), "lr=-0.1 is out of range"),
-    (trained(data=D, method=FedAvg(torch.tensor([0.1, 0.2]))), "lr=tensor([0.1000, 0.2000]) is not float"),  # type: ignore[arg-type]
-    (trained(data=D, method=FedVeca(0.05, 2.0)), "alpha=2.0 is out of range; allowed: (0, 1)"),
-    (trained(data=D, method=FedVeca(0.05, 0.9, 0)), "tau_max=0 is out of range"),
-    (trained(data=D, method=FedProx(0.05, float("nan"))), "mu=nan is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(ANY)), "lr=None is not float"),
+    (lambda t: run(E, data=D, method=FedAvg("fast")), "lr='fast' is not float"),  # type: ignore[arg-type]
+    (lambda t: run(E, data=D, method=FedAvg(float("nan"))), "lr=nan is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(-0.1)), "lr=-0.1 is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(torch.tensor([0.1, 0.2]))), "lr=tensor([0.1000, 0.2000]) is not float"),  # type: ignore[arg-type]
+    (lambda t: run(E, data=D, method=FedVeca(0.05, 2.0)), "alpha=2.0 is out of range; allowed: (0, 1)"),
+    (lambda t: run(E, data=D, method=FedVeca(0.05, 0.9, 0)), "tau_max=0 is out of range"),
+    (lambda t: run(E, data=D, method=FedProx(0.05, float("nan"))), "mu=nan is out of range"),
     (compared(methods=()), "methods=() are no methods"),
-    (compared(methods=None), "methods=None are no methods"),
     (compared(methods="fedavg"), "methods='fedavg' are no methods"),
     (compared(methods={"fedavg"}), "methods={'fedavg'} are no methods"),
     (compared(methods=("fedavg", "fedagv")), "methods: 'fedagv' is not known"),
     (compared(methods=("fedavg", FedAvg)), "method is the class FedAvg"),
-    (compared(methods=("fedavg", None)), "method is NoneType, which lacks lr"),
-    (compared(methods=("fedavg", FedProx(0.1, -1.0))), "mu=-1.0 is out of range"),
+    (compared(methods=("fedavg", None)), "method is NoneType, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (lambda t: compare(E, 1, t / "a", methods=("fedavg", FedProx(0.1, -1.0)), data=D), "mu=-1.0 is out of range"),
     (compared(method=FedAvg(0.1)), "compare takes methods=(...), names or objects, not method="),
     (compared(0), "seeds=0 is out of range; it is a whole number from 1 to 10000"),
     (compared("2"), "seeds='2' is out of range"),
@@ -378,8 +375,8 @@ METHODS: list[tuple[Call, str]] = [
     (compared(10**9), "seeds=1000000000 is out of range"),
     (compared(workers=0), "workers=0 is out of range"),
     (compared(workers="2"), "workers='2' is out of range"),
-    (compared(started=3), "started=3 is not a function"),
-    (compared(ended="print"), "ended='print' is not a function"),
+    (compared(observers=3), "observers: 3 is not an Observer; see fedveca.Observer"),
+    (compared(observers=[print]), "is not an Observer"),
     (compared(device="tpu"), "device='tpu' is not known; it is 'auto', 'cpu' or 'cuda'"),
     (compared(model=nn.Linear(3, 3)), "the model (Linear) does not fit rows of shape [4]"),
     (lambda t: compare(ANY, 1, t / "a"), "experiment=None is not an Experiment"),
@@ -411,9 +408,10 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: run(Experiment, t / "a"), "is not an Experiment; Experiment() makes one"),  # type: ignore[arg-type]
     (lambda t: build(ANY), "experiment=None is not an Experiment"),
     (lambda t: build(E, "tpu"), "device='tpu' is not known"),
-    (trained(data=D, watch=3), "watch=3 is not a function"),
-    (trained(data=D, watch=[]), "watch=[] is not a function"),
-    (trained(data=D, say="print"), "say='print' is not a function"),
+    (trained(data=D, observers=3), "observers: 3 is not an Observer; see fedveca.Observer"),
+    (trained(data=D, observers=[Observer(), []]), "observers: [] is not an Observer"),
+    (trained(data=D, observers="print"), "observers: 'print' is not an Observer"),
+    (trained(data=D, observers=[Observer]), "is not an Observer"),
     (trained(data=D, stop=True), "stop=True is not a function"),
     (trained(data=D, device=None), "device=None is not known"),
     (trained(data=D, device=0), "device=0 is not known"),
@@ -431,7 +429,7 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: resume(""), "out='' is empty"),
     (lambda t: resume(t / "a"), "a is not a run folder: experiment.toml is missing"),
     (lambda t: resume(t, stop=1), "stop=1 is not a function"),  # type: ignore[arg-type]
-    (lambda t: resume(t, tell=1), "tell=1 is not a function"),  # type: ignore[arg-type]
+    (lambda t: resume(t, observers=1), "observers: 1 is not an Observer"),  # type: ignore[arg-type]
     (lambda t: Run.open(t), "is not a run folder"),
     (lambda t: Run.open("a\0b"), r"a\x00b is not a run folder"),
     (lambda t: Experiment(lr=ANY), "lr=None is not float"),
@@ -499,7 +497,7 @@ RESUMED: list[tuple[dict[str, Any], str]] = [
     ({}, "is finished: 2 rounds are done"),
     ({"rounds": 3, "data_dir": 3}, "data_dir=3 is not str"),
     ({"rounds": 3, "device": "gpu"}, "device='gpu' is not known"),
-    ({"rounds": 3, "watch": "print"}, "watch='print' is not a function"),
+    ({"rounds": 3, "observers": [print]}, "is not an Observer; see fedveca.Observer"),
     ({"rounds": 3, "data": None}, "data=custom:arrays is an object that was given from Python"),
     ({"rounds": 3, "data": F}, "belongs to another experiment or other data"),
     ({"rounds": 3, "data": X}, "data is ndarray"),
@@ -543,6 +541,7 @@ def test_a_folder_that_holds_a_run_is_not_written(call: Any, former: Path) -> No
     ("call", "said"),
     [
         (lambda: run(E, epochs=3), "unexpected keyword argument 'epochs'"),  # type: ignore[call-arg]
+        (lambda: run(E, watch=print), "unexpected keyword argument 'watch'"),  # type: ignore[call-arg]
         (lambda: Experiment(rouns=3), "unexpected keyword argument 'rouns'"),  # type: ignore[call-arg]
         (lambda: FedAvg(), "missing 1 required positional argument: 'lr'"),  # type: ignore[call-arg]
         (lambda: from_arrays(X), "missing 1 required positional argument: 'y'"),  # type: ignore[call-arg]
@@ -558,7 +557,7 @@ def test_what_python_itself_rejects(call: Any, said: str, tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", [None, FedAvg, Half()])
+@pytest.mark.parametrize("method", [None, FedAvg, Bare()])
 def test_a_method_that_is_none_is_named_by_its_suite(method: Any) -> None:
     with pytest.raises(AssertionError) as caught:
         fedveca.testing.check_algorithm(method)

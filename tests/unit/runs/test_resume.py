@@ -12,30 +12,33 @@ from typing import Any
 
 import pytest
 import torch
+from cut_off import Cut, cut_before
+from round_observers import EachRound
 from same_runs import SMALL, lines, same
 
 from fedveca.cli import main
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import identify_run, load_checkpoint, seal
+from fedveca.runs.checkpoint import load_checkpoint, seal
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import FORMER, LAST, Run, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, FolderUnwritable, Stopped, how_to_resume
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 from fedveca.tasks.datasets.dataset import load
 
 
 class Stop(Exception):
-    """Raised by a watcher to end a run as a crash would."""
+    """Raised by an observer to end a run as a crash would."""
 
 
 def crashed(e: Experiment, folder: Path, after: int) -> None:
-    def watch(line: dict[str, Any]) -> None:
-        if line["round"] + 1 == after:
+    def stop(record: Round) -> None:
+        if record["round"] + 1 == after:
             raise Stop
 
     with pytest.raises(Stop):
-        run(e, folder, device="cpu", watch=watch)
+        run(e, folder, device="cpu", observers=[EachRound(stop)])
 
 
 @pytest.mark.parametrize(
@@ -84,13 +87,12 @@ def test_more_rounds_cannot_be_had_where_steps_are_shared_out_over_all(tmp_path:
         resume(tmp_path / "half", rounds=8, device="cpu")
 
 
-def test_without_a_checkpoint_it_begins_again(tmp_path: Path) -> None:
+def test_without_a_checkpoint_it_begins_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     e = Experiment(**(SMALL | {"checkpoint_every": 6}))
     run(e, tmp_path / "whole", device="cpu")
     crashed(e, tmp_path / "cut", 4)
-    said: list[str] = []
-    resume(tmp_path / "cut", device="cpu", tell=said.append)
-    assert said == [f"{tmp_path / 'cut'} has no checkpoint yet: it begins again at round 1"]
+    resume(tmp_path / "cut", device="cpu")
+    assert caplog.messages == [f"{tmp_path / 'cut'} has no checkpoint yet: it starts again at round 1"]
     same(tmp_path / "whole", tmp_path / "cut")
     for name in (LAST, FORMER):
         (tmp_path / "cut" / name).unlink(missing_ok=True)
@@ -103,15 +105,15 @@ def test_any_bit(tmp_path: Path) -> None:
     e = Experiment(**(SMALL | {"rounds": 3}))
     run(e, tmp_path / "run", device="cpu")
     built = build(e)
-    whole, belongs = (tmp_path / "run" / LAST).read_bytes(), identify_run(e, built)
+    whole = (tmp_path / "run" / LAST).read_bytes()
     for at in range(len(whole)):
         (tmp_path / "run" / LAST).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        course, said = load_checkpoint(tmp_path / "run", built, belongs, "cpu")
-        assert said == f"{LAST} is damaged; went on from {FORMER}"
-        assert course.round == 2
+        keeper, note = load_checkpoint(tmp_path / "run", built, "cpu")
+        assert note == f"{LAST} is damaged; resumed from {FORMER}"
+        assert keeper.round == 2
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_former(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_former(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     e = Experiment(**SMALL)
     run(e, tmp_path / "whole", device="cpu")
     wounds = (lambda b: b[: len(b) // 2], lambda b: b[:-40] + bytes([b[-40] ^ 1]) + b[-39:], lambda b: b"")
@@ -119,9 +121,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_former(tmp_path: Path) -> None:
         folder = tmp_path / f"hurt{n}"
         crashed(e, folder, 5)
         (folder / LAST).write_bytes(hurt((folder / LAST).read_bytes()))
-        said: list[str] = []
-        resume(folder, device="cpu", tell=said.append)
-        assert "damaged" in said[0]
+        caplog.clear()
+        resume(folder, device="cpu")
+        assert caplog.messages == [f"{LAST} is damaged; resumed from {FORMER}"]
         same(tmp_path / "whole", folder)
 
 
@@ -165,8 +167,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "only rounds" in refused(tmp_path / "a", capsys, "lr=1")
     (tmp_path / "a" / LAST).write_bytes((tmp_path / "b" / LAST).read_bytes())
     assert "another experiment" in refused(tmp_path / "a", capsys)
-    (tmp_path / "b" / LAST).write_bytes(seal({"w": torch.zeros(1)}, "", "3"))
-    assert "has the format of another version of fedveca ('3')" in refused(tmp_path / "b", capsys)
+    (tmp_path / "b" / LAST).write_bytes(seal({"w": torch.zeros(1)}, {}, "9"))
+    assert "has the format of another version of fedveca ('9')" in refused(tmp_path / "b", capsys)
     for name in (LAST, FORMER):
         (tmp_path / "b" / name).write_bytes(b"x" * 100)
     assert "damaged" in refused(tmp_path / "b", capsys)
@@ -197,9 +199,9 @@ def test_no_file_of_a_folder_leads_out_of_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "run" / name).rename(tmp_path / "outside")
     for lead, said in (
         (lambda path: path.symlink_to(tmp_path / "outside"), "is a link that leads out of it"),
-        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
-        (os.mkfifo, "is no file"),
-        (Path.mkdir, "is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
+        (os.mkfifo, "is not a file"),
+        (Path.mkdir, "is not a file"),
     ):
         lead(tmp_path / "run" / name)
         with pytest.raises(ValueError, match=f"{name} {said}"):
@@ -209,8 +211,6 @@ def test_no_file_of_a_folder_leads_out_of_it(name: str, tmp_path: Path) -> None:
 
 def test_wherever_it_is_cut_off_its_partition_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is a run once it has its settings, and these come last; no draft stays."""
-    from test_kill import Cut, cut_before  # which imports this file
-
     e = Experiment(**(SMALL | {"rounds": 1, "tau_0": 2}))
     run(e, tmp_path / "whole", device="cpu")
     for n in range(40):
@@ -228,7 +228,7 @@ def test_wherever_it_is_cut_off_its_partition_is_there(tmp_path: Path, monkeypat
                 resume(folder, device="cpu")
         else:
             run(e, folder, device="cpu")
-        names = [sorted({path.name for path in at.iterdir()} - {".lock"}) for at in (tmp_path / "whole", folder)]
+        names = [sorted(path.name for path in at.iterdir()) for at in (tmp_path / "whole", folder)]
         assert names[0] == names[1]
         assert (folder / "partition.json").read_bytes() == (tmp_path / "whole" / "partition.json").read_bytes()
     assert 10 < n < 39
@@ -252,10 +252,10 @@ def test_a_run_over_nodes_says_how_it_is_resumed(tmp_path: Path, capsys: pytest.
         assert how_to_resume(tmp_path / "run") == how
         shutil.rmtree(tmp_path / "run")
         again: dict[str, Any] = {"device": "cpu", "data": load("digits"), "cohort": Elsewhere(e), "started_by": by}
-        with pytest.raises(Stopped, match=f"all saved; to go on: {re.escape(how)}$"):
+        with pytest.raises(Stopped, match=f"all saved; resume it with: {re.escape(how)}$"):
             run(e, tmp_path / "run", stop=lambda: True, **again)
         with (
-            pytest.raises(FolderUnwritable, match=f"is whole, and {re.escape(how)} goes on"),
+            pytest.raises(FolderUnwritable, match=f"last checkpoint is saved: resume it with: {re.escape(how)}$"),
             guard_writing(tmp_path / "run"),
         ):
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from round_observers import EachStart
 from safetensors.torch import load_file
 
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cohorts import random as draws
 from fedveca.runs.build import build
-from fedveca.runs.compare import compare, spread, table
+from fedveca.runs.compare import compare, make_table
+from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
-from fedveca.runs.run import Test as Evaluate
 from fedveca.runs.run import run
+from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.datasets.dataset import Dataset, load
 from fedveca.views.figures.curves import curves
 from fedveca.views.terminal.screen import Screen
@@ -72,6 +74,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     assert done.folder == folder
     files = {path.name for path in folder.iterdir()}
     assert files - {"checkpoint.former.safetensors"} == {
+        ".lock",
         "checkpoint.safetensors",
         "experiment.toml",
         "environment.json",
@@ -131,7 +134,9 @@ def test_the_model_in_the_folder_is_the_kept_one(tmp_path: Path) -> None:
     assert stored.keys() == done.model.keys() == built.problem.shapes.keys()  # type: ignore[attr-defined]
     assert all(torch.equal(stored[name], v) for name, v in done.model.items())
     w = built.problem.flat([stored[name] for name in done.model])  # type: ignore[attr-defined]
-    assert {"round": done.summary["kept"]["round"]} | Evaluate(built, "cpu")(w) == done.summary["kept"]
+    assert {"round": done.summary["kept"]["round"]} | Evaluator(built.problem, built.data, "cpu")(w) == done.summary[
+        "kept"
+    ]
 
 
 def test_tests_may_be_rarer_than_rounds() -> None:
@@ -171,10 +176,10 @@ def test_absent_clients_keep_their_tau() -> None:
     e = replace(SMALL, partition="dirichlet", clients=8, participation=0.5, rounds=10)
     built = build(e)
     before, kept, moved = built.state.tau, 0, 0
-    for state, trace in federate(built.algorithm, built.cohort, built.state, e.rounds, participation=0.5, seed=e.seed):
-        absent = ~torch.isin(torch.arange(8), trace["ids"])
+    for state, record in federate(built.algorithm, built.cohort, built.state, e.rounds, participation=0.5, seed=e.seed):
+        absent = ~torch.isin(torch.arange(8), torch.tensor(record["ids"]))
         assert torch.equal(state.tau[absent], before[absent])
-        assert torch.equal(trace["tau"], before[trace["ids"]])
+        assert record["tau"] == before[record["ids"]].tolist()
         kept += int((state.tau[absent] != e.tau_0).sum())
         moved += int((state.tau != before).sum())
         before = state.tau
@@ -243,7 +248,7 @@ def test_rollback_undoes_what_it_does_not_accept() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_client_with_bad_numbers_is_left_out(bad: float, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     e = replace(SMALL, model=model, hidden=8, partition="case1", lr=0.01)
-    done = run(e, device="cpu", data=spoiled(bad, 1, 3), watch=Screen(quiet=True).run(e))
+    done = run(e, device="cpu", data=spoiled(bad, 1, 3), observers=[Screen(quiet=True)])
     assert [line["left_out"] for line in done.rounds] == [[1, 3]] * 4
     assert [line["ids"] for line in done.rounds] == [[0, 2, 4]] * 4
     assert [len(line["tau"]) for line in done.rounds] == [3] * 4
@@ -352,7 +357,7 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
         assert r.summary["tau_all"] == 6 * sum(fair) <= total
 
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert rows == table(runs)
+    assert rows == make_table(runs)
     assert [row["method"] for row in rows] == list(paper_methods())
     for row in rows:
         mine = [r for r in runs if r.experiment.method == row["method"]]
@@ -372,14 +377,14 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
     def started(e: Experiment) -> None:
         pytest.fail(f"{e.method} seed {e.seed} ran again")
 
-    again = compare(e, 2, tmp_path, device="cpu", started=started)
+    again = compare(e, 2, tmp_path, device="cpu", observers=[EachStart(started)])
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert table(again) == rows
+    assert make_table(again) == rows
 
     with pytest.raises(ValueError, match="fedveca-seed7 holds a run with other settings; name another folder"):
         compare(replace(e, lr=0.1), 2, tmp_path, device="cpu")
-    moved = compare(replace(e, data_dir="elsewhere"), 2, tmp_path, device="cpu", started=started)
-    assert table(moved) == rows  # where the data lie decides nothing
+    moved = compare(replace(e, data_dir="elsewhere"), 2, tmp_path, device="cpu", observers=[EachStart(started)])
+    assert make_table(moved) == rows  # where the data lie decides nothing
 
 
 @pytest.mark.parametrize("left", [("experiment.toml", "environment.json", "rounds.jsonl"), ("experiment.toml",), ()])
@@ -389,10 +394,11 @@ def test_half_a_run_is_made_again(tmp_path: Path, left: tuple[str, ...]) -> None
     for path in (tmp_path / "fedavg-seed0").iterdir():
         if path.name not in left:
             path.unlink()
-    ran = []
-    again = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu", started=lambda e: ran.append(e.method))
+    ran: list[str] = []
+    seen = EachStart(lambda e: ran.append(e.method))
+    again = compare(e, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu", observers=[seen])
     assert ran == ["fedavg"]
-    assert table(again) == table(whole)
+    assert make_table(again) == make_table(whole)
 
 
 def test_seeds_beyond_the_last_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -401,11 +407,11 @@ def test_seeds_beyond_the_last_are_refused_before_anything_runs(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_spread() -> None:
-    assert spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
-    assert spread([4.0]) == {"mean": 4.0, "std": 0.0, "values": [4.0]}
-    assert spread([4.0, None]) == {"mean": 4.0, "std": 0.0, "values": [4.0, None]}
-    assert spread([None]) == {"mean": None, "std": 0.0, "values": [None]}
+def test_mean_and_spread_of_the_values_that_there_are() -> None:
+    assert mean_and_spread([1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 3)
+    assert mean_and_spread([4.0]) == Spread(4.0, 0.0, 1)
+    assert mean_and_spread([4.0, None]) == Spread(4.0, 0.0, 1)
+    assert mean_and_spread([None]) == Spread(None, 0.0, 0)
 
 
 def test_a_figure_is_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:

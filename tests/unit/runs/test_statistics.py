@@ -9,12 +9,13 @@ import pytest
 
 from fedveca import statistics
 from fedveca.errors import UserError
+from fedveca.runs.schema import Direction
 from fedveca.runs.statistics import Difference, Spread
 
 
 def test_the_examples_of_the_docstrings_are_true() -> None:
     tried = doctest.testmod(statistics)
-    assert tried.attempted >= 7
+    assert tried.attempted >= 6
     assert not tried.failed
 
 
@@ -27,10 +28,9 @@ def test_the_standard_deviation_is_that_of_a_sample() -> None:
 
 
 def test_only_finite_numbers_are_averaged() -> None:
-    odd = [None, math.nan, math.inf, -math.inf, "3", True, 1e101, [1.0]]
+    odd = [None, math.nan, math.inf, -math.inf, "3", True, 1e151, [1.0]]
     assert statistics.mean_and_spread(odd) == Spread(None, 0.0, 0)
     assert statistics.mean_and_spread([*odd, 2.0, 4.0]) == Spread(3.0, math.sqrt(2), 2)
-    assert [statistics.finite_number(v) for v in (1e100, -1e100, 7, 0)] == [1e100, -1e100, 7, 0]
 
 
 def test_a_paired_difference_has_students_t_interval() -> None:
@@ -71,7 +71,7 @@ def test_one_pair_has_no_interval_and_its_sign_decides() -> None:
     ],
 )
 def test_an_advantage_is_clear_where_the_interval_excludes_0(
-    interval: tuple[float, float], better: statistics.Better, clear: bool
+    interval: tuple[float, float], better: Direction, clear: bool
 ) -> None:
     assert statistics.is_clear(Difference(sum(interval) / 2, interval, 5), better) is clear
 

@@ -123,7 +123,7 @@ BAD = [
     (lambda: from_arrays(X[:0], LABELS[:0]), "x and y have no rows"),
     (lambda: from_arrays([["a"]] * 5, [0] * 5), "x holds <U1, not numbers"),
     (lambda: from_arrays(X, ["a", "b"] * 60), r"y holds <U1, not numbers; np.unique\(y, return_inverse=True\)"),
-    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is no array"),
+    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is not an array"),
     (lambda: from_arrays(np.where(np.isin(X, X[17]), np.nan, X), LABELS), r"x is not finite in row 17"),
     (lambda: from_arrays(X, np.where(NUMBERS > 0, np.inf, 1.0)), "y is not finite in row"),
     (lambda: from_arrays(X, LABELS - 1), "y holds the label -1; labels are 0 ... C - 1"),
@@ -512,8 +512,15 @@ def test_a_run_of_objects_goes_on_with_the_same_ones(tmp_path: Path) -> None:
     assert all(torch.equal(v, whole.model[name]) for name, v in done.model.items())
     assert (tmp_path / "part/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
-    with pytest.raises(ValueError, match=r"data=custom:arrays is an object that was given from Python; give it again"):
+    names = (
+        r"method=custom:Lazy.*, data=custom:arrays, model=custom:Sequential, loss=.*, metric=.*, partition=custom:list"
+    )
+    with pytest.raises(
+        ValueError, match=rf"custom objects \({names}\); resume it with: fedveca\.resume\('.*/part', \.\.\.\)"
+    ):
         resume(tmp_path / "part", rounds=7)
+    with pytest.raises(ValueError, match=r"data=custom:arrays is an object that was given from Python; give it again"):
+        resume(tmp_path / "part", rounds=7, method=Lazy(0.05))
     with pytest.raises(ValueError, match=r"method=custom:Lazy\(lr=0.05, part=0.5\) is an object"):
         resume(tmp_path / "part", rounds=7, **custom)
     others: list[dict[str, Any]] = [

@@ -19,8 +19,8 @@ from fedveca import Experiment, Run, resume, run
 from fedveca.cli import main
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import identify_run
-from fedveca.trackers import backends as sinks
-from fedveca.trackers.tracking import CLIENTS, TrackerFailed, values
+from fedveca.trackers import backends
+from fedveca.trackers.tracking import CLIENTS, TrackerFailed, to_values
 
 SMALL = Experiment(model="svm", rounds=4, batch=8, clients=3, tau_max=6)
 
@@ -229,11 +229,13 @@ class Broken:
 def test_a_tracker_that_fails_warns_once_and_never_stops_a_run(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedveca.trackers.tracking.EVERY", 0.0)
-    monkeypatch.setitem(sinks.MAKERS, "mlflow", lambda e, folder, key: Broken(at))
+    monkeypatch.setattr("fedveca.trackers.tracking.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setitem(backends.BACKENDS, "mlflow", lambda e, folder, key: Broken(at))
     with pytest.warns(TrackerFailed) as told:
         done = run(replace(SMALL, track="mlflow,tensorboard"), tmp_path / "a", device="cpu")
-    assert [str(w.message) for w in told] == [f"track=mlflow failed: cannot {at} and more; the run goes on without it"]
+    assert [str(w.message) for w in told] == [
+        f"track=mlflow failed: cannot {at} and more; the run continues without it"
+    ]
     plain = run(SMALL, tmp_path / "b", device="cpu")
     assert [x["test_loss"] for x in done.rounds] == [x["test_loss"] for x in plain.rounds]
     close(scalars(tmp_path / "a"), expected(done))  # the other tracker saw it all
@@ -262,7 +264,7 @@ def test_the_terminal_says_it_in_one_line(tmp_path: Path) -> None:
     said = done.stderr.strip().splitlines()
     assert len(said) == 1
     assert said[0].startswith("track=mlflow failed: ")
-    assert said[0].endswith("the run goes on without it")
+    assert said[0].endswith("the run continues without it")
 
 
 # the setting
@@ -311,7 +313,7 @@ def test_no_tracker_writes_through_a_link(track: str, name: str, why: str, tmp_p
         done = resume(tmp_path / "a", rounds=5, device="cpu")
     (said,) = [str(w.message) for w in told]
     assert said.startswith(f"track={track} failed: {why}")
-    assert said.endswith("; the run goes on without it")
+    assert said.endswith("; the run continues without it")
     assert done.summary["rounds"] == 5
     assert list((tmp_path / "outside").iterdir()) == []
 
@@ -390,19 +392,21 @@ def test_a_store_that_names_another_place_for_artifacts_is_rejected(known: bool,
 
 
 def test_lines_of_any_kind_have_values() -> None:
-    odd = {"round": 0, "faults": 3, "left_out": None, "tau": [1, 2], "loss": 10**400, "note": {}, "test_loss": 1e308}
-    assert values(odd, 3) == (1, {"faults": 3.0, "test_loss": 1e308}, {})
-    assert values(odd | {"ids": [0, 1], "tau": ["x", 10**400]}, 99).many == {}
+    odd = {"round": 0, "faults": 3, "left_out": None, "tau": [1, 2], "loss": 10**400, "note": {}, "test_loss": 1e150}
+    assert to_values(odd, 3) == (1, {"faults": 3.0, "test_loss": 1e150}, {})
+    assert to_values(odd | {"test_loss": 1e308}, 3).numbers == {"faults": 3.0}  # what a run records as null
+    assert to_values(odd | {"ids": [0, 1], "tau": ["x", 10**400]}, 99).many == {}
 
 
 def test_tracking_decides_no_number() -> None:
-    assert identify_run(SMALL, built := build(SMALL)) == identify_run(replace(SMALL, track="wandb"), built)
+    assert identify_run(build(SMALL)) == identify_run(build(replace(SMALL, track="wandb")))
+    assert identify_run(build(SMALL)) != identify_run(build(replace(SMALL, lr=0.02)))
 
 
 def test_values_of_a_line() -> None:
     line = {"round": 2, "ids": [0, 4], "tau": [3, 5], "L": None, "left_out": [7], "accepted": False, "note": "x"}
-    step, numbers, many = values(line, 5)
+    step, numbers, many = to_values(line, 5)
     assert (step, many) == (3, {})
     assert numbers == {"tau/client_0": 3, "tau/client_4": 5, "left_out": 1, "accepted": 0}
-    assert values(line, 99).many == {"tau": [3, 5]}
-    assert torch.tensor(values(line, 99).numbers["tau/mean"]) == 4
+    assert to_values(line, 99).many == {"tau": [3, 5]}
+    assert torch.tensor(to_values(line, 99).numbers["tau/mean"]) == 4

@@ -31,7 +31,7 @@ from fedveca.views.board.files import get_count, read_settings, to_plain_json
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex
 from fedveca.views.board.tail import BOARD_AXES, FaultRow, HeatMap, RunTail
-from fedveca.views.report.plotly_bundle import plotly
+from fedveca.views.report.plotly_bundle import plotly_script
 
 _TAILS = 32  # runs whose columns stay in memory
 _WORKING = 4  # requests that are worked on at a time
@@ -90,6 +90,8 @@ class BoardApi:
                     settings = read_settings(folder)
                     rounds = get_count(settings, "rounds") or 1
                     clients = get_count(settings, "clients") or 1
+                with contextlib.suppress(ValueError, OSError):
+                    clients = get_count(read_object(folder, "partition.json"), "all") or clients  # one of pooled rows
                 self._tails[name] = RunTail(folder / "rounds.jsonl", clients, rounds)
             self._tails.move_to_end(name)
             while len(self._tails) > _TAILS:
@@ -304,7 +306,7 @@ def _serve_plotly(request: Request) -> Response:
 
 @cache
 def _read_plotly() -> bytes:
-    return plotly().encode()
+    return plotly_script().encode()
 
 
 def _read_or_empty(read: Callable[[], object]) -> Json:

@@ -1,0 +1,1 @@
+"""Benchmarks: speed compared with other frameworks, growth with scale, and the products around a run."""

@@ -1,0 +1,1 @@
+"""The board, the report, imports and deployments."""

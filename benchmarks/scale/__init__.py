@@ -1,0 +1,1 @@
+"""How a round's cost grows."""

@@ -1,0 +1,1 @@
+"""Each framework's way to run a job."""

@@ -1,0 +1,62 @@
+"""What a message's process and the node's process say to each other: vectors, and one JSON object in their header.
+
+Loads no PyTorch: Flower starts a process for every message.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NotRequired, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+PROCESS = "node_process"  # in a node's folder: the log of its process, the file with its id, and its socket
+Setting = bool | int | float | str
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class NodeOrder(TypedDict):
+    """What the server asks of one client; without a round, who it is and how many rows it has."""
+
+    classes: int
+    pixels: str
+    round: NotRequired[int]
+    tau: NotRequired[int]
+    wire: NotRequired[str]
+    token: NotRequired[int]  # of the run
+    known: NotRequired[int]  # the round whose memory counts; -1 is none
+
+
+class NodeRequest(TypedDict):
+    """An order, with what its message says of the run and of the node."""
+
+    settings: dict[str, Setting]
+    client: int
+    order: NodeOrder
+
+
+class NodeAnswer(TypedDict, total=False):
+    """A client's answer besides its vectors, or only the error in its place."""
+
+    fields: dict[str, int | bool]
+    numbers: dict[str, float]
+    error: str
+
+
+def encode(content: NodeRequest | NodeAnswer, vectors: Arrays) -> bytes:
+    return save(vectors, {"content": json.dumps(content)})
+
+
+def decode_request(data: bytes) -> tuple[NodeRequest, Arrays]:
+    return cast(NodeRequest, _read_header(data)), load(data)
+
+
+def decode_answer(data: bytes) -> tuple[NodeAnswer, Arrays]:
+    return cast(NodeAnswer, _read_header(data)), load(data)
+
+
+def _read_header(data: bytes) -> object:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["content"])

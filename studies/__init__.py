@@ -1,0 +1,1 @@
+"""Studies on top of the package; they are not installed with it."""

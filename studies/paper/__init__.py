@@ -1,0 +1,1 @@
+"""The paper's evaluation: its numbers, its claims and its figures, made again."""

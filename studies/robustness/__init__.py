@@ -1,0 +1,1 @@
+"""Accuracy with faulty clients: every method under every defence."""

@@ -1,0 +1,203 @@
+"""One schema: every recorded quantity is declared once, and what is not a value of it is rejected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+from fedveca import Experiment, from_arrays, run
+from fedveca.algorithms.registry import methods
+from fedveca.errors import UserError
+from fedveca.runs import schema
+from fedveca.runs.schema import LARGEST_NUMBER, SCHEMA, Quantity, Round
+
+SMALL = Experiment(model="svm", rounds=3, batch=8, lr=0.05, tau_0=3)
+REGRESSION = from_arrays(np.eye(40, 4), np.arange(40.0))
+RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
+    **{name: (replace(SMALL, method=name), {}) for name in methods()},
+    "rollback": (replace(SMALL, keep="rollback"), {}),
+    "last": (replace(SMALL, method="fedavg", keep="last"), {}),
+    "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
+    "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
+    "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
+}
+
+
+def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
+    """The kind of a value, said once more in other words than the schema's."""
+    if quantity.kind == "flag":
+        return value is True or value is False
+    if quantity.kind == "faults":
+        return bool(value) and all(set(v) == {"client", "what"} for v in value)  # type: ignore[attr-defined]
+    wanted = (int,) if quantity.whole else (int, float, type(None))
+    if quantity.kind == "number":
+        return type(value) in wanted
+    assert isinstance(value, list)
+    if quantity.kind == "per client":
+        assert len(value) == len(record["ids"])
+    return all(type(v) in wanted for v in value)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[Round]]:
+    return {name: run(e, device="cpu", **custom).rounds for name, (e, custom) in RUNS.items()}
+
+
+def test_every_recorded_name_is_a_quantity_of_its_kind(recorded: dict[str, list[Round]]) -> None:
+    seen = set()
+    for name, rounds in recorded.items():
+        for k, record in enumerate(rounds):
+            assert record.keys() <= SCHEMA.keys(), name
+            assert schema.validate_round(record, k)
+            for key, value in record.items():
+                assert fits(SCHEMA[key], value, record), (name, key, value)
+            seen |= record.keys()
+    assert seen == SCHEMA.keys()  # and nothing is declared that no run records
+
+
+def test_the_types_of_a_round_name_the_same_quantities() -> None:
+    assert get_type_hints(Round).keys() == SCHEMA.keys()
+
+
+def test_the_page_of_metrics_names_every_quantity() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in SCHEMA if f"`{name}`" not in page] == []
+
+
+# numbers
+
+
+@pytest.mark.parametrize("value", [0, -3, 0.5, LARGEST_NUMBER, -LARGEST_NUMBER, 10**150 // 10])
+def test_a_number(value: float) -> None:
+    assert schema.is_number(value)
+    assert schema.finite_number(value) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e305, -1e305, True, False, math.nan, math.inf, -math.inf, 10**400, -(10**400), "1", None, [1], np.int64(1)],
+)
+def test_not_a_number(value: object) -> None:
+    assert not schema.is_number(value)
+    assert schema.finite_number(value) is None
+    assert schema.get_number({"a": value}, "a") is None
+
+
+def test_a_count_is_a_whole_number_of_64_bits() -> None:
+    assert [schema.is_count(v) for v in (0, 2**63 - 1, -(2**63) + 1)] == [True] * 3
+    assert [schema.is_count(v) for v in (2**63, 1.0, True, None, "1")] == [False] * 5
+
+
+# directions
+
+
+def test_a_custom_metric_is_described_by_what_it_stated() -> None:
+    for better in ("higher", "lower"):
+        found = schema.describe_quantity("test_near_half", {"test_near_half": better})  # type: ignore[dict-item]
+        assert found == Quantity("test_near_half", "Test near half", better=better)  # type: ignore[arg-type]
+    assert schema.describe_quantity("test_near_half") == Quantity("test_near_half", "Test near half", better=None)
+    assert schema.describe_quantity("test_near_half", {"test_far": "higher"}).better is None
+    known = schema.describe_quantity("test_accuracy", {"test_accuracy": "lower"})
+    assert (known.better, known.unit) == ("higher", "share")  # nobody restates what is known
+
+
+def test_losses_are_better_low_and_accuracy_is_better_high() -> None:
+    stated = {name: quantity.better for name, quantity in SCHEMA.items() if quantity.better}
+    assert stated == {
+        "train_loss": "lower",
+        "test_loss": "lower",
+        "test_accuracy": "higher",
+        "test_absolute_error": "lower",
+        "epsilon": "lower",
+    }
+
+
+def test_the_best_of_some_values() -> None:
+    values = [0.5, None, 0.75, 1e305, 0.25]
+    assert schema.pick_best(values, "higher") == 0.75
+    assert schema.pick_best(values, "lower") == 0.25
+    assert schema.pick_best(values, None) is None
+    assert schema.pick_best([None, math.nan], "higher") is None
+
+
+def test_the_metric_is_the_test_value_beside_the_loss() -> None:
+    assert schema.find_metric([{"round": 0}, {"test_loss": 1.0, "test_worst": 2.0}]) == "test_worst"
+    assert schema.find_metric([{"test_loss": 1.0}]) == "test_accuracy"
+    assert schema.find_metric([]) == "test_accuracy"
+
+
+# for people
+
+
+def test_values_for_people() -> None:
+    assert schema.format_value("test_accuracy", 0.98765) == "98.77 %"
+    assert schema.format_value("test_loss", 0.98765) == "0.9877"
+    assert schema.format_value("test_worst", 0.98765, digits=2) == "0.99"
+    assert [schema.format_value("test_accuracy", odd) for odd in (None, math.nan, "1", True)] == ["-"] * 4
+
+
+def test_a_spread_for_people() -> None:
+    assert schema.format_spread("test_accuracy", 0.98765, 0.01234) == "98.77 ±1.23"
+    assert schema.format_spread("test_loss", 0.98765, 0.01234) == "0.9877 ±0.0123"
+    assert schema.format_spread("test_loss", None, 0.0) == "-"
+    assert schema.format_spread("test_loss", 0.5, None) == "-"
+
+
+# what no run writes
+
+
+WRONG: list[tuple[str, object]] = [
+    ("round", 1),
+    ("round", False),
+    ("round", 0.0),
+    ("ids", 3),
+    ("ids", [0.5]),
+    ("tau", [True]),
+    ("tau", [2**63]),
+    ("tau_k", "3"),
+    ("beta", [1e305]),
+    ("accepted", 1),
+    ("accepted", None),
+    ("train_loss", 1e305),
+    ("test_accuracy", [0.5]),
+    ("faults", {}),
+    ("bytes_up", 0.5),
+    ("bytes_up", None),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_line_with_an_invalid_value(name: str, value: object) -> None:
+    record = {"round": 0, "ids": [0], "left_out": [], "tau": [3]}
+    assert schema.validate_round(record, 0)
+    with pytest.raises(UserError, match=f"^line 1 of rounds.jsonl: invalid value for {name}$"):
+        schema.validate_round(record | {name: value}, 0)
+
+
+def test_a_line_counts_from_one_and_needs_its_round() -> None:
+    with pytest.raises(UserError, match=r"^line 8 of rounds\.jsonl: invalid value for round$"):
+        schema.validate_round({"ids": []}, 7)
+    assert schema.validate_round({"round": 7, "train_loss": None, "mine": "anything"}, 7)
+
+
+def test_a_summary_with_an_invalid_value() -> None:
+    result = {"round": 3, "test_loss": 0.5, "test_accuracy": None}
+    right = {"tau_all": 9, "last": result, "kept": result}
+    assert schema.validate_summary(right)
+    for name, value in (
+        ("tau_all", 9.0),
+        ("tau_all", None),
+        ("last", None),
+        ("last", {"round": 3}),
+        ("kept", result | {"round": True}),
+        ("kept", result | {"test_loss": 1e305}),
+        ("kept", result | {"test_worst": "x"}),
+    ):
+        with pytest.raises(UserError, match=rf"^summary\.json: invalid value for {name}$"):
+            schema.validate_summary(right | {name: value})
