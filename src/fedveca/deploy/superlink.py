@@ -1,6 +1,6 @@
 """The server's machine: a SuperLink on a private socket, the gateway in front of it, and the nodes that it knows.
 
-`python -m fedveca.deploy.superlink FOLDER --host ADDRESS --port N` starts both and registers the keys in `FOLDER/keys`:
+`python -m fedveca.deploy.superlink API_FOLDER --host ADDRESS --port N` starts both and registers the keys in `API_FOLDER/keys`:
 `node-I.pub` is the key of client I, and of no other client.
 """
 
@@ -187,7 +187,7 @@ class SuperLink:
         return self.processes[name]
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
-        here = {"PATH": search_path(self.folder / "bin"), private_api.FOLDER: str(self.folder)}
+        here = {"PATH": search_path(self.folder / "bin"), private_api.API_FOLDER: str(self.folder)}
         here["FLWR_HOME"] = str(self.folder / "flower")
         return os.environ | FLOWER_ENVIRONMENT | here | self.environment | more
 

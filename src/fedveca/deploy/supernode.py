@@ -1,4 +1,4 @@
-"""A device's SuperNode: `python -m fedveca.deploy.supernode FOLDER --superlink HOST:PORT --client I --clients N`.
+"""A device's SuperNode: `python -m fedveca.deploy.supernode API_FOLDER --superlink HOST:PORT --client I --clients N`.
 
 The folder holds the device's `key` and the federation's `ca.pem`; Flower's Runtime API is a socket in it (see
 deploy/private_api.py), so no port of the device is open.
@@ -45,7 +45,7 @@ def prepare_node(
     return command, FLOWER_ENVIRONMENT | {
         "FLWR_HOME": str(folder / "flower"),
         "FEDVECA_NODE_DIR": str(folder),
-        private_api.FOLDER: str(folder),
+        private_api.API_FOLDER: str(folder),
         "PATH": search_path(programs),
     }
 
