@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, cast
 from fedveca.deploy.exchange import (
     PROCESS,
     Arrays,
+    ConfigValue,
     NodeAnswer,
     NodeOrder,
     NodeRequest,
-    ConfigValue,
     decode_answer,
     encode,
 )

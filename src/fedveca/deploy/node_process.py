@@ -25,7 +25,7 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.exchange import PROCESS, Arrays, NodeAnswer, NodeRequest, ConfigValue, decode_request, encode
+from fedveca.deploy.exchange import PROCESS, Arrays, ConfigValue, NodeAnswer, NodeRequest, decode_request, encode
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive

@@ -1,6 +1,6 @@
 """The server's machine: a SuperLink on a private socket, the gateway in front of it, and the nodes that it knows.
 
-`python -m fedveca.deploy.superlink API_FOLDER --host ADDRESS --port N` starts both and registers the keys in `API_FOLDER/keys`:
+`python -m fedveca.deploy.superlink FOLDER --host ADDRESS --port N` starts both and registers the keys in `FOLDER/keys`:
 `node-I.pub` is the key of client I, and of no other client.
 """
 

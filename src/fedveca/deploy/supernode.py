@@ -1,4 +1,4 @@
-"""A device's SuperNode: `python -m fedveca.deploy.supernode API_FOLDER --superlink HOST:PORT --client I --clients N`.
+"""A device's SuperNode: `python -m fedveca.deploy.supernode FOLDER --superlink HOST:PORT --client I --clients N`.
 
 The folder holds the device's `key` and the federation's `ca.pem`; Flower's Runtime API is a socket in it (see
 deploy/private_api.py), so no port of the device is open.
