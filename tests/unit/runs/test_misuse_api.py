@@ -35,9 +35,10 @@ from fedveca import (
 )
 from fedveca.algorithms import Algorithm
 from fedveca.runs.observers import Observer
-from fedveca.views.figures import curves as figures
-from fedveca.views.figures import run as run_figures
-from fedveca.views.report import report
+from fedveca.views.figures.curves import draw_curves
+from fedveca.views.figures.run import draw_figure
+from fedveca.views.paths import find_runs
+from fedveca.views.report.report import write_report
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -439,20 +440,20 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: Experiment(partition=[[0]]), "partition=[[0]] is not str"),  # type: ignore[arg-type]
     (lambda t: Experiment(seed=-1), "seed=-1 is out of range"),
     (lambda t: run(Experiment(data="custom:x"), t / "a"), "data=custom:x is an object that was given from Python"),
-    (lambda t: report.find_runs([]), "paths=[] are no folders"),
-    (lambda t: report.find_runs(t), "are no folders; give a list"),  # type: ignore[arg-type]
-    (lambda t: report.find_runs([t]), "holds no run folder"),
-    (lambda t: report.find_runs([t / "a"]), "a is no folder"),
-    (lambda t: report.write([], t / "a.html"), "runs: [] is not a list of runs"),
-    (lambda t: report.write([t], t / "a.html"), "is not a list of runs"),  # type: ignore[list-item]
-    (lambda t: report.write(DONE, t / "a.html"), "is not a list of runs"),  # type: ignore[arg-type]
-    (lambda t: figures.curves([], t / "a.svg", ""), "runs: [] is not a list of runs"),
-    (lambda t: figures.curves([DONE], t / "a.xyz", ""), "a.xyz is no figure's name; it ends in .svg, .pdf, .png"),
-    (lambda t: figures.curves([DONE], t / "b" / "a.svg", ""), "a.svg cannot be written"),
-    (lambda t: run_figures.draw("loss", [DONE], t / "a.svg"), "the figure loss is not known; it is one of curves, tau"),
-    (lambda t: run_figures.draw("tau", [None], t / "a.svg"), "runs: None is not a list of runs"),  # type: ignore[list-item]
-    (lambda t: run_figures.draw("partition", [DONE], t / "a.svg"), "the figure partition needs a run folder"),
-    (lambda t: run_figures.draw("curves", [DONE], t / "a"), "a is no figure's name"),
+    (lambda t: find_runs([]), "paths=[] is not a list of folders"),
+    (lambda t: find_runs(t), "is not a list of folders; name run folders"),  # type: ignore[arg-type]
+    (lambda t: find_runs([t]), "holds no run folder"),
+    (lambda t: find_runs([t / "a"]), "a is not a folder"),
+    (lambda t: write_report([], t / "a.html"), "runs: [] is not a list of runs"),
+    (lambda t: write_report([t], t / "a.html"), "is not a list of runs"),  # type: ignore[list-item]
+    (lambda t: write_report(DONE, t / "a.html"), "is not a list of runs"),  # type: ignore[arg-type]
+    (lambda t: draw_curves([], t / "a.svg", ""), "runs: [] is not a list of runs"),
+    (lambda t: draw_curves([DONE], t / "a.xyz", ""), "a.xyz is not the name of a figure; it ends in .svg, .pdf, .png"),
+    (lambda t: draw_curves([DONE], t / "b" / "a.svg", ""), "a.svg cannot be written"),
+    (lambda t: draw_figure("loss", [DONE], t / "a.svg"), "the figure loss is not known; it is one of curves, tau"),
+    (lambda t: draw_figure("tau", [None], t / "a.svg"), "runs: None is not a list of runs"),  # type: ignore[list-item]
+    (lambda t: draw_figure("partition", [DONE], t / "a.svg"), "the figure partition needs a run folder"),
+    (lambda t: draw_figure("curves", [DONE], t / "a"), "a is not the name of a figure"),
 ]
 
 

@@ -18,7 +18,7 @@ from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
-from fedveca.views.figures.curves import curves
+from fedveca.views.figures.curves import draw_curves
 from fedveca.views.terminal.screen import Screen
 
 RNG = np.random.default_rng(0)
@@ -361,7 +361,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
         screen.round(done.rounds[-1])
         screen.end(done)
     assert metric.__name__ in capsys.readouterr().out
-    curves([done], tmp_path / "a.svg", "mine")
+    draw_curves([done], tmp_path / "a.svg", "mine")
     assert f"test {metric.__name__}" in (tmp_path / "a.svg").read_text()
 
 
@@ -494,7 +494,7 @@ def test_comparing_objects(tmp_path: Path) -> None:
     assert [row["method"] for row in rows][3:] == ["custom:Lazy(lr=0.05, part=0.5)", "custom:Lazy(lr=0.05, part=0.9)"]
     assert all(set(row["kept"]) == {"test_loss", "test_worst"} for row in rows)
     assert (tmp_path / "Lazy-lr=0.05-part=0.9-seed1" / "summary.json").exists()
-    curves(runs, tmp_path / "c.svg", "mine")
+    draw_curves(runs, tmp_path / "c.svg", "mine")
     again = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [r.summary["seconds"] for r in again] == [r.summary["seconds"] for r in runs]  # not repeated
     with pytest.raises(ValueError, match="workers=2: custom objects are compared in this process"):
