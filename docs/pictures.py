@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedveca import Experiment, FedAvg, FedNova, run
 from fedveca.algorithms import Algorithm, Report
-from fedveca.views.figures.curves import STYLE, save
-from fedveca.views.series import look
+from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.views.series import find_look
 
 OUT = Path(__file__).parent / "images"
 # Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own loss.
@@ -102,7 +102,7 @@ def drift() -> None:
             color="#D55E00",
             fontsize=9,
         )
-    save(figure, OUT / "drift.svg")
+    save_figure(figure, OUT / "drift.svg")
 
 
 def normalised() -> None:
@@ -123,7 +123,7 @@ def normalised() -> None:
             fontsize=9,
             ha="center",
         )
-    save(figure, OUT / "normalised.svg")
+    save_figure(figure, OUT / "normalised.svg")
 
 
 def control() -> None:
@@ -146,12 +146,12 @@ def control() -> None:
     axes[1].set(title="A of each client / the least A", xlabel="round", yscale="log")
     axes[1].legend(fontsize=7, loc="upper right")
     for done in (veca, avg):
-        label, colour, dash = look(done.experiment.method)
+        label, colour, dash = find_look(done.experiment.method)
         shares = [100 * (line["test_accuracy"] or 0.0) for line in done.rounds]
         axes[2].plot(range(1, 41), shares, dash, color=colour, label=label)
     axes[2].set(title="test accuracy (%), equal local steps in all", xlabel="round")
     axes[2].legend(loc="lower right")
-    save(figure, OUT / "control.svg")
+    save_figure(figure, OUT / "control.svg")
     for done in (veca, avg):
         print(done.experiment.method, done.summary["tau_all"], done.summary["kept"], done.summary["last"])
     print("tau by client, mean:", tau.mean(1).round(1), "A / least, median:", np.median(A / A.min(0), 1).round(2))

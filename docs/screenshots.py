@@ -18,7 +18,8 @@ from playwright.sync_api import sync_playwright
 
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment, preset
-from fedveca.views.report.report import find_runs, write
+from fedveca.views.paths import find_runs
+from fedveca.views.report.report import write_report
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -27,7 +28,7 @@ def report(browser: Any, runs: Path) -> bytes:
     """The head of a report: question, answer, table, curves, local steps by client."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
-        write(find_runs([runs])[0], path)
+        write_report(find_runs([runs])[0], path)
         page = browser.new_page(viewport={"width": 1240, "height": 900})
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-drawn]", state="attached", timeout=120_000)

@@ -17,7 +17,8 @@ from playwright.sync_api import sync_playwright
 
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment, preset
-from fedveca.views.report.report import find_runs, write
+from fedveca.views.paths import find_runs
+from fedveca.views.report.report import write_report
 
 
 def opened(browser: Any, path: Path) -> dict[str, float]:
@@ -44,7 +45,7 @@ def main() -> None:
         if not args.runs:
             compare(Experiment(**preset("digits-case3") | {"rounds": 100}), 10, runs)
         start = time.perf_counter()
-        made = write(find_runs([runs])[0], Path(folder) / "report.html")
+        made = write_report(find_runs([runs])[0], Path(folder) / "report.html")
         told: dict[str, Any] = {"runs": made["runs"], "bytes": made["bytes"], "written": time.perf_counter() - start}
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         told["opened"] = [opened(browser, Path(folder) / "report.html") for _ in range(args.repeat)]

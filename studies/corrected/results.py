@@ -16,7 +16,7 @@ import numpy as np
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import get_number
 from fedveca.runs.statistics import mean_and_spread, paired_difference
-from fedveca.views.series import look
+from fedveca.views.series import find_look
 from studies.corrected.variants import ABLATIONS
 
 TASKS = {"svm-mnist": "SVM, MNIST", "cnn-mnist": "CNN, MNIST", "cnn-cifar10": "CNN, CIFAR-10"}
@@ -81,7 +81,7 @@ class Row(TypedDict):
 
 def look_of(method: str) -> tuple[str, str]:
     """A method's title and colour."""
-    return VARIANTS[method] if method in VARIANTS else look(method)[:2]
+    return VARIANTS[method] if method in VARIANTS else find_look(method)[:2]
 
 
 def load_rows(out: Path) -> list[Row]:

@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fedveca.runs.folder import Run
-from fedveca.views.figures.curves import STYLE, focus, line, save
-from fedveca.views.series import look
+from fedveca.views.figures.curves import STYLE, draw_line, focus_axis, save_figure
+from fedveca.views.series import find_look
 from studies.paper.measures import MODELS, Runs, by_client, by_round, deviation, final_values, kept_so_far, runs_of
 from studies.paper.reported import REPORTED, TITLES, task_of
 
@@ -30,7 +30,7 @@ def table1(runs: Runs, path: Path) -> None:
         for axis, study in zip(axes[0], runs, strict=True):
             methods = list(dict.fromkeys(r.experiment.method for r in runs[study]))
             for y, method in enumerate(methods):
-                colour = look(method)[1]
+                colour = find_look(method)[1]
                 for which, shift, fill in zip(MODELS, (-0.16, 0.16), (colour, "white"), strict=True):
                     values = 100 * np.array(final_values(runs_of(runs, study, method), which, "test_accuracy"))
                     std = float(deviation(values))
@@ -48,13 +48,13 @@ def table1(runs: Runs, path: Path) -> None:
                 value = 100 * REPORTED[task_of(study)][method]["test_accuracy"]
                 named = None if y else "the paper's value"
                 axis.plot(value, y, "kD", markersize=5, markerfacecolor="none", label=named)
-            axis.set_yticks(range(len(methods)), [look(m)[0] for m in methods])
+            axis.set_yticks(range(len(methods)), [find_look(m)[0] for m in methods])
             axis.set_title(TITLES[task_of(study)], fontsize=10)
             axis.set_xlabel("test accuracy (%)")
         axes[0, 0].invert_yaxis()
         _below(figure, axes[0, 0])
         _above(figure, "Table I, Case 3", runs)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def curves(runs: Runs, path: Path, caption: str = "Case 3, every round's model") -> None:
@@ -71,7 +71,7 @@ def curves(runs: Runs, path: Path, caption: str = "Case 3, every round's model")
             axes[1, column].set_xlabel("round")
         _below(figure, axes[0, 0])
         _above(figure, caption, runs)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def curves_kept(runs: Runs, path: Path) -> None:
@@ -101,7 +101,7 @@ def premise(runs: Runs, path: Path) -> None:
         axis.set_ylim(bottom=0)
         _below(figure, axis)
         _above(figure, "FedVeca, Case 3: the premise of Theorem 1", runs)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def instant(run: Run, path: Path, rounds: int = 50) -> None:
@@ -137,7 +137,7 @@ def instant(run: Run, path: Path, rounds: int = 50) -> None:
         _below(figure, axes[1, 0])
         one = f"FedVeca, seed {run.experiment.seed}, first {rounds} rounds"
         figure.suptitle(f"SVM on MNIST, Case 3: {one}", fontsize=11)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def alpha(runs: Runs, path: Path) -> None:
@@ -155,7 +155,7 @@ def clients(runs: Runs, path: Path) -> None:
     for study in runs:
         n = runs[study][0].experiment.clients
         for method in ("fedveca", "fedavg", "fednova") if n == 50 else ("fedveca",):
-            name, *usual = look(method)
+            name, *usual = find_look(method)
             colour, dash = fade[n] if method == "fedveca" else usual
             sets.append((runs_of(runs, study, method), (f"{name}, {n} clients", colour, dash)))
     _pair(sets, path, runs)
@@ -167,19 +167,19 @@ def _pair(sets: Sequence[tuple[list[Run], Look]], path: Path, runs: Runs, band: 
         figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), layout="constrained")
         for axis, (name, label) in zip(axes, AXES, strict=True):
             for mine, shape in sets:
-                line(axis, mine, name, shape, band)
-            focus(axis, [r for mine, _ in sets for r in mine], name)
+                draw_line(axis, mine, name, shape, band)
+            focus_axis(axis, [r for mine, _ in sets for r in mine], name)
             axis.set_xlabel("round")
             axis.set_ylabel(label)
         _below(figure, axes[0])
         _above(figure, "SVM on MNIST, Case 3", runs, band)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def _methods(axis: Any, runs: Sequence[Run], name: str, label: str) -> None:
     for method in dict.fromkeys(r.experiment.method for r in runs):
-        line(axis, [r for r in runs if r.experiment.method == method], name)
-    focus(axis, runs, name)
+        draw_line(axis, [r for r in runs if r.experiment.method == method], name)
+    focus_axis(axis, runs, name)
     axis.set_ylabel(label)
 
 

@@ -24,7 +24,7 @@ MODELS: tuple[Which, ...] = ("kept", "last")
 
 def title_of(method: str) -> str:
     """The method's name as figures and sentences have it."""
-    return series.look(method)[0]
+    return series.find_look(method)[0]
 
 
 def runs_of(runs: Runs, study: str, method: str = "fedveca") -> list[Run]:

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedveca.cli.arguments import tell
+from fedveca.cli.arguments import print_result
 from fedveca.errors import UserError, quoted, suggest
 from fedveca.runs.folder import require_free
 from fedveca.runs.run import resolve_device
 from fedveca.runs.study import Study, read_study, run_study
-from fedveca.views.report import report
+from fedveca.views.report.report import write_report
 from fedveca.views.terminal.screen import Screen
 from studies.paper.reported import TASKS, task_of
 from studies.paper.results import Content, write_results
@@ -63,11 +63,11 @@ def main(args: argparse.Namespace) -> int:
         every = [run for mine in runs.values() for run in mine]
         diverged = [run for run in every if run.diverged]
         for run in diverged:
-            screen.stopped(run)
+            screen.report_divergence(run)
     if diverged:  # a table without them would not be the paper's
-        tell(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in diverged]})
+        print_result(args, {"folder": str(args.out), "stopped": [str(run.folder) for run in diverged]})
         return 1
-    report.write(every, args.out / "report.html")
+    write_report(every, args.out / "report.html")
     only = f" --tasks {args.tasks}" if args.tasks else ""
     made = []
     for what, of in wanted.items():
@@ -75,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
         made.append(write_results(what, of, runs, args.out / "results", command))
         if not screen.quiet:
             _show(screen, made[-1])
-    screen.say(f"report: {args.out / 'report.html'}   results: {args.out / 'results'}   runs: {args.out}")
-    tell(args, {"folder": str(args.out), "report": str(args.out / "report.html"), "results": made})
+    screen.print(f"report: {args.out / 'report.html'}   results: {args.out / 'results'}   runs: {args.out}")
+    print_result(args, {"folder": str(args.out), "report": str(args.out / "report.html"), "results": made})
     return 0
 
 
@@ -84,5 +84,5 @@ def _show(screen: Screen, content: Content) -> None:
     """A result compared with the paper's: its table where it has one, and what the paper says of it."""
     if isinstance(content["results"], list):
         for task in content["results"]:
-            screen.out.print(make_table1(task), soft_wrap=False)
-    screen.out.print(make_claims(content["what"], content["claims"]), soft_wrap=False)
+            screen.print(make_table1(task))
+    screen.print(make_claims(content["what"], content["claims"]))

@@ -24,8 +24,8 @@ from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.runs.schema import Environment, get_number
 from fedveca.tasks.datasets.dataset import load
-from fedveca.views.figures.curves import STYLE, save
-from fedveca.views.series import look
+from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.views.series import find_look
 
 Settings = dict[str, str | int | float]
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")
@@ -126,13 +126,13 @@ def table(results: Mapping[str, Values]) -> str:
                 for rule in DEFENCES:
                     at = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
                     cells.append(", ".join(f"{mean(results, name):.0f}" for name in at))
-                lines.append(f"| {look(method)[0]} | {' | '.join(cells)} |")
+                lines.append(f"| {find_look(method)[0]} | {' | '.join(cells)} |")
     faults = [name.rpartition("/")[2] for name in results if name.startswith("away/fedveca/")]
     lines += ["\n**away or not finite**, `aggregate=mean`, by label\n", f"| method | none | {' | '.join(faults)} |"]
     lines.append(f"|---|---|{'---|' * len(faults)}")
     for method in AWAY:
         names = [f"by label/{method}/mean/none", *(f"away/{method}/mean/{fault}" for fault in faults)]
-        lines.append(f"| {look(method)[0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
+        lines.append(f"| {find_look(method)[0]} | {' | '.join(f'{mean(results, n):.0f}' for n in names)} |")
     lines += ["\n**lies about numbers**, FedVeca, by label; `aggregate_trim` is the share of liars\n"]
     lines += ["| `faults` | `aggregate` | accuracy % | local steps |", "|---|---|---|---|"]
     for name in (name for name in results if name.startswith("lie/")):
@@ -160,7 +160,7 @@ def draw(results: Mapping[str, Values], path: Path) -> None:
                         y = [mean(results, name) for name in names]
                         axis.plot([0, 20, 40], y, dash, color=colour, marker="o", markersize=4, label=label)
                 axis.set_xticks([0, 20, 40])
-            row[0].set_ylabel(f"{look(method)[0]}\ntest accuracy (%)")
+            row[0].set_ylabel(f"{find_look(method)[0]}\ntest accuracy (%)")
         for axis, kind in zip(axes[0], KINDS, strict=True):
             axis.set_title(WORDS[kind], fontsize=10)
         axes[1][1].set_xlabel("bad clients (%)")
@@ -169,7 +169,7 @@ def draw(results: Mapping[str, Values], path: Path) -> None:
         axes[1][0].plot([], [], ":", color="#888888", label="data alike")
         handles, labels = axes[1][0].get_legend_handles_labels()
         axes[1][0].legend(handles[-2:], labels[-2:], loc="lower left", fontsize=8)
-        save(figure, path)
+        save_figure(figure, path)
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ def test_list_by_keyboard_and_names_that_are_tags(browser: Any, address: str) ->
     page.until(lambda: view.locator("#list tbody tr").count() == 1)
     assert "filled-b" in view.inner_text("#list tbody")
     view.keyboard.press("Escape")
-    view.get_by_role("button", name="accuracy").press("Enter")
+    view.get_by_role("button", name="accuracy", exact=True).press("Enter")
     scores = view.locator("td.score").all_inner_texts()
     known = [float(score.split()[0]) for score in scores if "%" in score]
     assert known == sorted(known, reverse=True)

@@ -13,7 +13,8 @@ import pytest
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
-from fedveca.views.report.report import find_runs, write
+from fedveca.views.paths import find_runs
+from fedveca.views.report.report import write_report
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method, seed in (("fedveca", 0), ("fedveca", 1), ("fedavg", 0)):
         run(Experiment(method=method, seed=seed, model="svm", rounds=8, batch=16), folder / f"{method}-seed{seed}")
-    write(find_runs([folder])[0], folder / "report.html")
+    write_report(find_runs([folder])[0], folder / "report.html")
     return folder / "report.html"
 
 
@@ -176,7 +177,7 @@ def test_words_from_a_folder_stay_words(report: Path, tmp_path: Path, opened: Op
     summary = json.loads((folder / "summary.json").read_text()) | {"stopped": evil}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "environment.json").write_text(json.dumps({evil: evil}))
-    write([Run.open(folder)], tmp_path / "r.html")
+    write_report([Run.open(folder)], tmp_path / "r.html")
     assert evil not in (tmp_path / "r.html").read_text("utf-8")
     page = opened(tmp_path / "r.html")
     page.mouse.move(400, 700)

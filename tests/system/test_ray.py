@@ -75,14 +75,21 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     """w after some rounds, the tau of each, and the cohort."""
     built = build(e)
     seen = list(federate(built.algorithm, built.cohort, built.state, rounds, participation=e.participation))
-    return seen[-1][0].w, [trace["tau"] for _, trace in seen], built.cohort
+    engine = getattr(built.cohort, "cohort", built.cohort)  # inside privacy
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen], engine
 
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     "e",
-    [replace(WIDE, workers=1), replace(WIDE, workers=5), MLP, replace(WIDE, workers=2, method="corrected")],
-    ids=["svm-1", "svm-5-tree", "mlp-2", "corrected-2"],
+    [
+        replace(WIDE, workers=1),
+        replace(WIDE, workers=5),
+        MLP,
+        replace(WIDE, workers=2, method="corrected"),
+        replace(WIDE, workers=2, method="scaffold", dp_noise=0.5, dp_seed=1),  # every client counts the same
+    ],
+    ids=["svm-1", "svm-5-tree", "mlp-2", "corrected-2", "private-2"],
 )
 def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     want, tau, _ = went(replace(e, engine="local"))

@@ -73,13 +73,12 @@ def method(
     Raises:
         UserError: Where the class or one of the arguments cannot be a method's, or where the name is taken.
 
-    Examples:
-        >>> from dataclasses import dataclass
-        >>> from fedveca import FedAvg, hyper, method
-        >>> @method("half", title="Half steps")
-        ... @dataclass(frozen=True)
-        ... class Half(FedAvg):
-        ...     factor: float = hyper(0.5, "of the step", low=0, high=1)
+    ```python
+    @method("half", title="Half steps")
+    @dataclass(frozen=True)
+    class Half(FedAvg):
+        factor: float = hyper(0.5, "of the step", low=0, high=1)
+    ```
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(f"method: {show_value(name)} is not a name; allowed: lower-case letters, digits, - and _")

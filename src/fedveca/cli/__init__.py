@@ -1,4 +1,4 @@
-"""The command line: wires, computes nothing. What each command does is in the files beside this one."""
+"""The command line: it wires and computes nothing. Each command has a file next to this one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from fedveca.cli import board, deploy, experiments, inspect, show, study
+from fedveca.cli import board, compare, data, deploy, figure, partition, report, run, study
+from fedveca.cli import list as list_
 from fedveca.errors import UserError
 from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
 from fedveca.version import __version__
 
-LONGEST = 4000  # characters of a sentence
+LONGEST_SENTENCE = 4000  # characters of a sentence
 SHORT_OF_MEMORY = (
     "out of memory: take fewer clients, a smaller model or batch, or a machine with more; "
     "a run folder that has rounds can be resumed"
@@ -20,7 +21,7 @@ SHORT_OF_MEMORY = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, 1 for a run that could not go on, 2 for bad input, 130 for Ctrl-C and SIGTERM."""
+    """Exit code 0; 1 for a run that diverged or could not be written, 2 for bad input, 130 for Ctrl-C and SIGTERM."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if any(word.startswith("-") or "words" not in args for word in rest):
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     """An error's text without control characters and not without end; a list of places that were tried has lines."""
-    text = str(error) if len(str(error)) <= LONGEST else f"{str(error)[:LONGEST]}..."
+    text = str(error) if len(str(error)) <= LONGEST_SENTENCE else f"{str(error)[:LONGEST_SENTENCE]}..."
     lines = "\n" if "\n  - " in text else ""
     return "".join(c if c.isprintable() or c in lines else repr(c)[1:-1] for c in text)
 
@@ -57,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedveca",
         description="Federated Vectorized Averaging: run, compare and deploy federated methods.",
-        epilog="`fedveca list` shows every method, data set, model, partition, preset and setting.",
+        epilog="`fedveca list` lists every method, data set, model, partition, preset and setting.",
     )
     parser.add_argument("--version", action="version", version=f"fedveca {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -67,6 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for family in (experiments, study, inspect, show, board, deploy):
-        family.add(command)
+    for each in (run, compare, study, partition, list_, data, report, figure, board, deploy):
+        each.add(command)
     return parser

@@ -1,49 +1,75 @@
-"""What several commands share: the words that name an experiment, the folder, whole counts."""
+"""What several commands share: the words that name an experiment, the folder, counts, and the result."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedveca.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveca.runs.experiment import Experiment
+    from fedveca.runs.folder import Run
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 LONGEST_NAME = 255  # bytes of a file's name
 
 
-def takes_experiment(sub: argparse.ArgumentParser) -> None:
+def add_experiment(sub: argparse.ArgumentParser) -> None:
+    """The words that name an experiment."""
     sub.add_argument("words", nargs="*", metavar="[PRESET] key=value ...", help="a preset, then settings")
 
 
-def takes_run(sub: argparse.ArgumentParser) -> None:
-    takes_experiment(sub)
-    sub.add_argument("--out", type=folder, metavar="DIR", help="folder to write (default: a new one under runs/)")
-    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    says(sub)
+def add_run(sub: argparse.ArgumentParser) -> None:
+    """An experiment to run, its folder and its device."""
+    add_experiment(sub)
+    sub.add_argument("--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one in runs/)")
+    sub.add_argument(
+        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute (default: CUDA if present)"
+    )
+    add_output(sub)
 
 
-def says(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--quiet", action="store_true", help="say only what went wrong")
-    sub.add_argument("--json", action="store_true", help="quiet, and the result as one JSON object on standard output")
+def add_output(sub: argparse.ArgumentParser) -> None:
+    """How much is printed."""
+    sub.add_argument("--quiet", action="store_true", help="print errors only")
+    sub.add_argument("--json", action="store_true", help="print only the result, as one JSON object")
 
 
-def experiment_of(words: list[str]) -> tuple[str, Any]:
-    """The preset's name, and it with the settings."""
+def add_run_folders(sub: argparse.ArgumentParser) -> None:
+    """The runs that a command shows."""
+    sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, or a folder of run folders")
+    add_output(sub)
+
+
+def open_runs(args: argparse.Namespace) -> list[Run]:
+    """Those runs; what is skipped is named on standard error."""
+    from fedveca.views.paths import find_runs
+
+    runs, skipped = find_runs(args.runs)
+    for sentence in skipped:
+        print(sentence, file=sys.stderr)
+    return runs
+
+
+def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
+    """The preset's name, and the preset with the settings."""
     from fedveca.runs.experiment import Experiment, parse_settings, preset, reject_custom
 
-    named = words[0] if words and "=" not in words[0] else "digits-case3"
-    settings = words[1:] if words and "=" not in words[0] else words
-    table = preset(named) | parse_settings(settings)
+    has_preset = bool(words) and "=" not in words[0]
+    name = words[0] if has_preset else "digits-case3"
+    table = preset(name) | parse_settings(words[has_preset:])
     reject_custom(table)
-    return Path(named).stem, Experiment(**table)
+    return Path(name).stem, Experiment(**table)
 
 
-def folder(text: str) -> Path:
+def parse_folder(text: str) -> Path:
     """A path that can be a folder's; the working folder is named by a dot, not by nothing."""
     if not text or "\0" in text or any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(text).parts):
         cut = text if len(text) <= 120 else f"{text[:120]}..."
@@ -51,29 +77,29 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def out_of(given: Path | None, name: str) -> Path:
-    """The named folder, or the first free one under runs/."""
-    if given:
-        return given
+def choose_folder(out: Path | None, name: str) -> Path:
+    """The folder that was asked for, or the first free one in runs/."""
+    if out:
+        return out
     base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     return next(p for n in range(1, 10_000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())
 
 
 def check_counts(args: argparse.Namespace) -> None:
-    """ValueError where --seeds or --workers is out of range."""
+    """UserError where --seeds or --workers is out of range."""
     from fedveca.runs.overrides import MOST_SEEDS, MOST_WORKERS
 
     for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
-        given = getattr(args, name)
-        if given is None:
+        count = getattr(args, name)
+        if count is None:
             continue
-        if given < 1:
-            raise UserError(f"--{name} {given} is out of range; allowed: >= 1")
-        if given > most:
-            raise UserError(f"--{name} {given} is out of range; at most {most}")
+        if count < 1:
+            raise UserError(f"--{name} {count} is out of range; allowed: >= 1")
+        if count > most:
+            raise UserError(f"--{name} {count} is out of range; at most {most}")
 
 
-def tell(args: argparse.Namespace, result: dict[str, Any], text: str = "") -> None:
+def print_result(args: argparse.Namespace, result: Mapping[str, object], text: str = "") -> None:
     """The result on standard output: one JSON object for machines, a line for people if there is one."""
     if args.json:
         print(json.dumps(result, allow_nan=False))

@@ -35,7 +35,8 @@ def add(command: Command) -> None:
 
 def _board(args: argparse.Namespace) -> int:
     try:
-        from fedveca.views.board.app import make_app, serve
+        from fedveca.views.board.app import make_app
+        from fedveca.views.board.connections import make_server
         from fedveca.views.board.guard import is_loopback, make_token
 
         if not args.runs.is_dir():
@@ -57,7 +58,7 @@ def _board(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
-            serve(application, listening)
+            make_server(application).run(sockets=[listening])
     return 0
 
 

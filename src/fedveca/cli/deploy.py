@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedveca.cli.arguments import Command, experiment_of, folder, out_of, takes_experiment
+from fedveca.cli.arguments import Command, add_experiment, choose_folder, parse_experiment, parse_folder
 from fedveca.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,24 +21,28 @@ def add(command: Command) -> None:
     text = "Start a SuperLink and SuperNodes on this machine, run the experiment, then shut everything down."
     local = ways.add_parser("local", help=text, description=text)
     local.set_defaults(command=_local)
-    takes_experiment(local)
+    add_experiment(local)
     local.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: the experiment's clients)")
-    local.add_argument("--out", type=folder, metavar="DIR", help="folder to write (default: a new one under runs/)")
-    local.add_argument("--resume", type=folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
+    local.add_argument(
+        "--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one under runs/)"
+    )
+    local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
     local.add_argument("--quiet", action="store_true", help="print errors only")
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
     init.set_defaults(command=_init)
-    init.add_argument("folder", type=folder, metavar="DIR", help="folder to write")
-    takes_experiment(init)
+    init.add_argument("folder", type=parse_folder, metavar="DIR", help="folder to write")
+    add_experiment(init)
     init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
     init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin)
-    pinned.add_argument("app", type=folder, metavar="APP", help="folder of the app that `deploy init` wrote")
-    pinned.add_argument("nodes", type=folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0")
+    pinned.add_argument("app", type=parse_folder, metavar="APP", help="folder of the app that `deploy init` wrote")
+    pinned.add_argument(
+        "nodes", type=parse_folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0"
+    )
 
 
 def _local(args: argparse.Namespace) -> int:
@@ -60,16 +64,16 @@ def _local(args: argparse.Namespace) -> int:
         if former.summary and len(former.rounds) >= experiment.rounds:
             raise UserError(f"{out} is finished: {len(former.rounds)} rounds are done; ask for more with rounds=N")
     else:
-        name, experiment = experiment_of(args.words)
+        name, experiment = parse_experiment(args.words)
         experiment = _with_nodes(experiment, args.nodes)
-        out = out_of(args.out, f"{name}-{experiment.method}-flower")
+        out = choose_folder(args.out, f"{name}-{experiment.method}-flower")
     with Screen(args.quiet) as screen:
         try:
             done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume))
         except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1
-        screen.summary(done)
+        screen.summarize(done)
     return 1 if "stopped" in done.summary else 0
 
 
@@ -78,7 +82,7 @@ def _init(args: argparse.Namespace) -> int:
     from fedveca.deploy.templates import write_deployment
 
     require_flower()
-    _, experiment = experiment_of(args.words)
+    _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
     write_deployment(args.folder, experiment, args.host, args.port)
     print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")

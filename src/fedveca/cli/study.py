@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, check_counts, folder, says, tell
+from fedveca.cli.arguments import Command, add_output, check_counts, parse_folder, print_result
 from fedveca.errors import UserError
 
 ROOT = Path(__file__).parents[3]  # of the repository, where this is a clone
@@ -35,7 +35,7 @@ def add(command: Command) -> None:
 def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> None:
     sub.add_argument(
         "--out",
-        type=folder,
+        type=parse_folder,
         default=out,
         metavar="DIR",
         help=f"folder of runs and results; what is finished there is not repeated (default {where})",
@@ -43,7 +43,7 @@ def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> N
     sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     sub.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
     sub.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
-    says(sub)
+    add_output(sub)
 
 
 def _study(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def _study(args: argparse.Namespace) -> int:
     from fedveca.runs.folder import require_free
     from fedveca.runs.run import resolve_device
     from fedveca.runs.study import read_study, run_study, tabulate_study
-    from fedveca.views.report import report
+    from fedveca.views.report.report import write_report
     from fedveca.views.terminal.screen import Screen
     from fedveca.views.terminal.study import study_table
 
@@ -72,14 +72,14 @@ def _study(args: argparse.Namespace) -> int:
         )
         every = [run for mine in runs.values() for run in mine]
         for run in every:
-            screen.stopped(run)
+            screen.report_divergence(run)
     content = [tabulate_study(study, runs[study.name]) for study in studies]
     write_atomic(out / "study.json", json.dumps({"studies": content}, indent=1, allow_nan=False).encode() + b"\n")
-    report.write(every, out / "report.html")
+    write_report(every, out / "report.html")
     for table in content if not screen.quiet else ():
-        screen.out.print(study_table(table), soft_wrap=False)
-    screen.say(f"report: {out / 'report.html'}   table: {out / 'study.json'}   runs: {out}")
-    tell(args, {"folder": str(out), "report": str(out / "report.html"), "studies": content})
+        screen.print(study_table(table))
+    screen.print(f"report: {out / 'report.html'}   table: {out / 'study.json'}   runs: {out}")
+    print_result(args, {"folder": str(out), "report": str(out / "report.html"), "studies": content})
     return 1 if any(run.diverged for run in every) else 0
 
 

@@ -57,7 +57,7 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
             where = json.dumps(str(out.absolute()))
             federation.submit([f"resume={where}" if resume else f"out={where}", f"rounds={e.rounds}"])
             with observe(observers, e, out, []) as done:
-                _follow(federation, out, e.clients, observers)
+                follow(federation, out, e.clients, observers)
                 done.append(Run.open(out))
                 return done[0]
     except KeyboardInterrupt as error:
@@ -68,7 +68,7 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
         ) from error
 
 
-def _follow(federation: Federation, out: Path, clients: int, observers: tuple[Observer, ...]) -> None:
+def follow(federation: Federation, out: Path, clients: int, observers: tuple[Observer, ...] = ()) -> None:
     """Shows each round's record to the observers as it appears, until the server has ended."""
     tail = LineTail(out, "rounds.jsonl", line_bytes(clients))
     tail.read()

@@ -46,8 +46,8 @@ from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
 
 Method = str | Algorithm
-NONE: CustomObjects = {}
-log = logging.getLogger(__name__)
+_NO_OBJECTS: CustomObjects = {}
+_log = logging.getLogger(__name__)
 
 
 class SeedValues(TypedDict):
@@ -78,7 +78,7 @@ class Chain(NamedTuple):
     device: str
 
     def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NONE
+        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = _NO_OBJECTS
     ) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
@@ -103,6 +103,8 @@ class Chain(NamedTuple):
                         done = run(e, folder, device=self.device, observers=observers, stop=stop, **mine)
             if is_adaptive(method) and not runs:
                 tau_all = find_budget(done)
+                if done.diverged:
+                    _log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
             runs.append(done)
         return runs
 
@@ -187,9 +189,7 @@ def find_budget(run: Run) -> int:
     if not run.diverged:
         return total
     steps = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
-    budget = max(1, round(steps * e.rounds))
-    log.warning("%s seed %d diverged; its rivals get %d local steps in all", e.method, e.seed, budget)
-    return budget
+    return max(1, round(steps * e.rounds))
 
 
 FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
@@ -251,7 +251,7 @@ def folder_name(method: Method) -> str:
     )
 
 
-def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE) -> Run | None:
+def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = _NO_OBJECTS) -> Run | None:
     """The run of this experiment that `folder` holds; one that never began is removed, another's is rejected.
 
     Where the data are and who tracks the run decide no number, so they may differ.

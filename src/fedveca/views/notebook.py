@@ -1,81 +1,99 @@
-"""A run in a notebook: a table and small curves that need no script, and its rounds as a pandas frame."""
+"""A run in a notebook: a table and small curves that need no script."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from typing import NamedTuple
+
+from jinja2 import Environment
 
 from fedveca.runs.folder import Run
-from fedveca.views.report.words import called, shown
-from fedveca.views.series import band, closing, look, metrics
+from fedveca.runs.schema import describe_quantity, format_value
+from fedveca.views.report.text import name_quantity
+from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 300, 150, 46, 24
-CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 150, 46, 8, 10, 24
+TEMPLATE = """
+{%- set cell = "text-align:left;padding:2px 12px 2px 0" -%}
+<div style="font-family:system-ui,sans-serif"><b>{{ title }}</b>
+<div style="opacity:.7">{{ state }}</div>
+<table><tr>{% for name in heads %}<th style="{{ cell }}">{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for text in row %}<td style="{{ cell }}">{{ text }}</td>{% endfor %}</tr>
+{% endfor %}</table>
+{% for curve in curves %}
+<svg role="img" aria-label="{{ curve.about }}" width="{{ width }}" height="{{ height }}" style="margin:6px 12px 6px 0">
+<g fill="none" stroke="currentColor" stroke-opacity=".3"><path d="{{ frame }}"/></g>
+<polyline points="{{ curve.points }}" fill="none" stroke="#D55E00" stroke-width="1.8"/>
+{% for x, y, anchor, text in curve.labels -%}
+<text x="{{ x }}" y="{{ y }}" text-anchor="{{ anchor }}" font-size="11" fill="currentColor">{{ text }}</text>
+{%- endfor %}
+</svg>
+{% endfor %}
+{% if folder %}<div style="opacity:.7">{{ folder }}</div>{% endif %}
+</div>
+"""
+
+
+class SmallCurve(NamedTuple):
+    about: str
+    points: str
+    labels: list[tuple[int, int, str, str]]
 
 
 def render_run(run: Run) -> str:
-    """What a notebook shows of a run."""
+    """What a notebook shows of a run, as HTML."""
     e, names, why = run.experiment, list[str](), ""
     try:
-        names = metrics([run])
+        names = [name for name in list_metrics([run]) if name.startswith("test_")]
     except ValueError as error:
         why = f"; {error}"
-    title = f"{look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients"
-    done = f"{len(run.rounds)} of {e.rounds} rounds"
-    reason = run.summary.get("stopped")
-    stopped = f", stopped: {reason}" if isinstance(reason, str) else ""
-    test = [name for name in names if name.startswith("test_")]
-    heads = "".join(f"<th {CELL}>{escape(called(name))}</th>" for name in ("model", "of round", *test))
-    rows = []
-    for which, values in closing(run).items():
-        cells = (str(values.get("round", "-")), *(shown(name, values.get(name)) for name in test))
-        rows.append(f"<tr><td {CELL}>{which}</td>{''.join(f'<td {CELL}>{escape(c)}</td>' for c in cells)}</tr>")
-    curves = "".join(_curve(run, name) for name in test[:3])
-    where = f'<div style="opacity:.7">{escape(str(run.folder))}</div>' if run.folder else ""
-    made = (
-        f'<div style="font-family:system-ui,sans-serif"><b>{escape(title)}</b>'
-        f'<div style="opacity:.7">{escape(done + stopped)}, seed {e.seed}{escape(why)}</div>'
-        f"<table><tr>{heads}</tr>{''.join(rows)}</table>{curves}{where}</div>"
-    )
-    return made.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
-
-
-def _curve(run: Run, name: str) -> str:
-    """One name over the rounds as a small picture."""
-    points = band([run], name, 300)
-    x, y = points["x"]["rounds"], points["mean"]
-    if len(x) < 2:
-        return ""
-    low, high = min(y), max(y)
-    wide, tall = WIDTH - LEFT - 8, HEIGHT - BOTTOM - 10
-    at = [
-        f"{LEFT + wide * (k - x[0]) / (x[-1] - x[0]):.1f},{10 + tall * (high - v) / ((high - low) or 1):.1f}"
-        for k, v in zip(x, y, strict=True)
+    stopped = f", stopped: {run.summary['stopped']}" if run.diverged else ""
+    rows = [
+        (which, str(values.get("round", "-")), *(format_value(name, values.get(name)) for name in names))
+        for which, values in get_closing_values(run).items()
     ]
-    said = f"{called(name)} over rounds, from {shown(name, y[0])} to {shown(name, y[-1])}"
-    return (
-        f'<svg role="img" aria-label="{escape(said)}" width="{WIDTH}" height="{HEIGHT}" style="margin:6px 12px 6px 0">'
-        f'<g fill="none" stroke="currentColor" stroke-opacity=".3"><path d="M{LEFT},10V{10 + tall}H{WIDTH - 8}"/></g>'
-        f'<polyline points="{" ".join(at)}" fill="none" stroke="#D55E00" stroke-width="1.8"/>'
-        + _words(
-            [
-                (LEFT - 4, 14, "end", _tick(name, high)),
-                (LEFT - 4, 10 + tall, "end", _tick(name, low)),
-                (LEFT, HEIGHT - 8, "start", f"{x[0]:.0f}"),
-                (WIDTH - 8, HEIGHT - 8, "end", f"round {x[-1]:.0f}"),
-                (LEFT + wide / 2, HEIGHT - 8, "middle", called(name)),
-            ]
+    html = (
+        Environment(autoescape=True)
+        .from_string(TEMPLATE)
+        .render(
+            title=f"{find_look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients",
+            state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{why}",
+            heads=["model", "of round", *map(name_quantity, names)],
+            rows=rows,
+            curves=list(filter(None, (_make_curve(run, name) for name in names[:3]))),
+            width=WIDTH,
+            height=HEIGHT,
+            frame=f"M{LEFT},{TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}",
+            folder=run.folder and str(run.folder),
         )
-        + "</svg>"
+    )
+    return html.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
+
+
+def _make_curve(run: Run, name: str) -> SmallCurve | None:
+    """One quantity over the rounds; None for fewer than two points."""
+    band = compute_band([run], name, 300)
+    x, y = band["x"]["rounds"], band["mean"]
+    if len(x) < 2:
+        return None
+    low, high = min(y), max(y)
+    wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - BOTTOM - TOP
+    points = (
+        f"{LEFT + wide * (k - x[0]) / (x[-1] - x[0]):.1f},{TOP + tall * (high - v) / ((high - low) or 1):.1f}"
+        for k, v in zip(x, y, strict=True)
+    )
+    below = HEIGHT - 8
+    return SmallCurve(
+        f"{describe_quantity(name).label} over rounds, from {format_value(name, y[0])} to {format_value(name, y[-1])}",
+        " ".join(points),
+        [
+            (LEFT - 4, TOP + 4, "end", _format_tick(name, high)),
+            (LEFT - 4, TOP + tall, "end", _format_tick(name, low)),
+            (LEFT, below, "start", f"{x[0]:.0f}"),
+            (WIDTH - RIGHT, below, "end", f"round {x[-1]:.0f}"),
+            (LEFT + wide // 2, below, "middle", name_quantity(name)),
+        ],
     )
 
 
-def _words(words: Sequence[tuple[float, float, str, str]]) -> str:
-    return "".join(
-        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="11" fill="currentColor">{escape(text)}</text>'
-        for x, y, anchor, text in words
-    )
-
-
-def _tick(name: str, value: float) -> str:
-    return f"{100 * value:.0f} %" if "accuracy" in name else f"{value:.3g}"
+def _format_tick(name: str, value: float) -> str:
+    return f"{100 * value:.0f} %" if describe_quantity(name).unit == "share" else f"{value:.3g}"

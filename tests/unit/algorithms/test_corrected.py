@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import Corrected, FedVeca, Named, Report
+from fedveca.algorithms import Corrected, FedVeca, Named, Order, Report
 from fedveca.algorithms.contrib.corrected import averaged
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
@@ -178,3 +178,37 @@ def test_absent_clients_keep_tau_and_memory() -> None:
         assert torch.equal(after.tau[absent], state.tau[absent])
         assert bool(((after.tau >= 2) & (after.tau <= 9)).all())
         state = after
+
+
+def test_beta_and_spread_of_corrected_steps_by_hand() -> None:
+    """c - c_i = (-1, 1): after g = (1, 0) the client is eta (0, 1) away, after g = (3, 4) eta (2, 6)."""
+    algorithm = Corrected(0.5)
+    order = Order(torch.zeros(2), {"c": torch.tensor([0.0, 1.0])})
+    s = algorithm.start(order, {"c": torch.tensor([1.0, 0.0])}, torch.tensor([1.0, 0.0]))
+    w, s = algorithm.step(order, s, order.w, torch.tensor([1.0, 0.0]))
+    assert (s.walk.beta.item(), s.walk.spread.item()) == (0.0, 0.0)  # nothing to compare with yet
+    w, s = algorithm.step(order, s, w, torch.tensor([3.0, 4.0]))
+    assert w.tolist() == [-1.0, -3.0]
+    assert s.walk.beta.item() == pytest.approx(20**0.5 / 0.5)  # A2.15: |g0 - g| / |w_k - w|
+    assert s.walk.spread.item() == pytest.approx(40 / 2)  # A2.17: |(2, 6)|^2 / (lambda + 1)
+    _, s = algorithm.step(order, s, w, torch.tensor([-1.0, -7.0]))  # |(0, 0)|: the largest of both stay
+    assert s.walk.beta.item() == pytest.approx(20**0.5 / 0.5)
+    assert s.walk.spread.item() == pytest.approx(20)
+
+
+@pytest.mark.parametrize(("by_rows", "tau"), [(True, [15, 6, 9]), (False, [10, 10, 10])])
+def test_tau_and_what_is_recorded_by_hand(by_rows: bool, tau: list[int]) -> None:
+    """With A alike, tau is 1 / (1 - alpha) = 10, or in proportion to the rows 10 n p_i."""
+    algorithm = Corrected(0.5, alpha=0.9, by_rows=by_rows)
+    ids, p = torch.arange(3), torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    state = algorithm.init(torch.zeros(2), torch.full((3,), 4))._replace(
+        k=torch.tensor(1), grad_last=torch.tensor([3.0, 4.0]), L=torch.tensor(2.0, dtype=torch.float64)
+    )
+    each = {"tau": torch.full((3,), 4.0), "beta": torch.full((3,), 3.0), "spread": torch.full((3,), 50.0)}
+    mean = {"G": torch.ones(2), "grad": torch.ones(2)}
+    report = Report(mean, {name: v.double() for name, v in each.items()}, 1.0)
+    after, recorded = algorithm.update(state, ids, p, report)
+    assert after.tau.tolist() == tau
+    assert recorded["delta"].tolist() == pytest.approx([50 / 25] * 3)  # A2.17: over |grad F(w_(k-1))|^2
+    assert recorded["A"].tolist() == pytest.approx([0.5 * 9 * 2] * 3)  # eta beta^2 delta
+    assert float(recorded["premise"]) == pytest.approx(0.5 * 4 * 2)  # eta tau_k L

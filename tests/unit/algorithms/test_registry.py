@@ -22,7 +22,9 @@ from fedveca.algorithms.registry import concerns, deployable_methods, is_adaptiv
 from fedveca.deploy.server import check_deployable
 from fedveca.runs.build import initial_steps, make_method
 from fedveca.runs.experiment import Experiment
-from fedveca.views.series import look
+from fedveca.runs.folder import Run
+from fedveca.views.report.commands import make_commands
+from fedveca.views.series import find_look, group_curves
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -92,7 +94,7 @@ def test_methods_stand_in_the_papers_order() -> None:
 
 
 def test_looks_are_those_of_the_figures() -> None:
-    assert {name: look(name) for name in methods()} == {
+    assert {name: find_look(name) for name in methods()} == {
         "fedveca": ("FedVeca", "#D55E00", "-"),
         "scaffold": ("SCAFFOLD", "#0072B2", "-"),
         "fedavg": ("FedAvg", "#009E73", "-"),
@@ -118,6 +120,16 @@ def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: se
     assert not concerns(setting, "custom:Mine(lr=0.1)")
     assert concerns("lr", "custom:Mine(lr=0.1)")
     assert all(concerns(common, name) for common in ("lr", "rounds", "tau_0") for name in methods())
+
+
+def test_a_report_names_the_methods_of_a_comparison_unless_they_are_the_papers() -> None:
+    def said(names: tuple[str, ...]) -> list[str]:
+        return make_commands(group_curves([Run(Experiment(method=name), [], {}) for name in names]))
+
+    (paper,), (every,) = said(paper_methods()), said(tuple(methods()))
+    assert paper.split()[:2] == every.split()[:2] == ["fedveca", "compare"]
+    assert "--methods" not in paper
+    assert f"--methods {','.join(methods())} " in f"{every} "
 
 
 # ranges on the class
@@ -180,7 +192,7 @@ def test_one_file_adds_a_method(plugin: dict[str, str]) -> None:
     made = make_method(e)
     assert repr(made) == "Mine(lr=0.5, part=0.5, mu=0.25)"  # part is not a setting: it keeps its default
     assert initial_steps(Experiment(method="mine", tau_all=0, tau_0=3), torch.tensor([5, 5])).tolist() == [3, 3]
-    assert look("mine") == ("My method", "#123456", "--")
+    assert find_look("mine") == ("My method", "#123456", "--")
     assert concerns("mu", "mine")
     assert not concerns("alpha", "mine")
     check_deployable(e)
@@ -233,7 +245,7 @@ def test_a_decorated_class_stays_itself_and_can_be_defined_again(clean: None) ->
     assert method("plain")(Plain) is Plain
     assert method("plain", title="again")(Plain) is Plain  # as a notebook's cell that is run again
     assert methods()["plain"].title == "again"
-    title, colour, dash = look("plain")
+    title, colour, dash = find_look("plain")
     assert (title, dash) == ("again", "-")
     assert re.fullmatch("#[0-9A-F]{6}", colour)
     assert make_method(Experiment(method="plain")) == Plain(0.01, 0.5)

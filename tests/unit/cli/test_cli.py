@@ -115,7 +115,7 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         # data that cannot be trusted
         ("data=mnist data_dir=truncated", "truncated/mnist/train-images-idx3-ubyte.gz: broken gzip file"),
         ("data=mnist data_dir=corrupt", "corrupt/mnist/train-images-idx3-ubyte for mnist: 16 bytes where the "),
-        ("data=mnist data_dir=nowhere", "nowhere, named by data_dir, is no folder"),
+        ("data=mnist data_dir=nowhere", "nowhere, named by data_dir, is not a folder"),
         # a place that cannot be written
         ("--out file", "file is a file; name a folder"),
         ("--out file/below", "file/below"),
@@ -124,7 +124,7 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         pytest.param(
             "--device cuda",
             "device=cuda: there is no CUDA device; use cpu or auto",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is at hand"),
         ),
     ],
 )
@@ -194,8 +194,8 @@ def test_no_permission_to_read_data(locked: Path, capsys: Capture) -> None:
         (["compare", "--seeds", "0"], "--seeds 0 is out of range; allowed: >= 1"),
         (["compare", "seed=2147483647", "--seeds", "2"], "seed=2147483648 is out of range; at most 2147483647"),
         (["partition", "partition=case7"], "partition=case7 is not known"),
-        (["data", "get", "minst"], "there are no files to get for 'minst'; did you mean 'mnist'?"),
-        (["data", "get", "mnist", "--data-dir", "nowhere"], "nowhere, named by data_dir, is no folder"),
+        (["data", "get", "minst"], "there are no files to get for 'minst' (did you mean mnist?); allowed: "),
+        (["data", "get", "mnist", "--data-dir", "nowhere"], "nowhere, named by data_dir, is not a folder"),
     ],
 )
 def test_refused_elsewhere(argv: list[str], said: str, capsys: Capture, here: Path) -> None:
@@ -242,7 +242,7 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
         assert f"accuracy {100 * line['test_accuracy']:5.2f} %" in said
         assert f"loss {line['test_loss']:.4f}" in said
         assert f"tau {line['tau']}" in said
-        assert said.endswith(" s left")
+        assert said.endswith(" s left") == (line["round"] > 0)  # the pace is known from the second round on
     words = [line.split() for line in out.splitlines()]
     for which in ("kept", "last"):
         s = done.summary[which]

@@ -244,10 +244,10 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["board", ".", "--port", "70000"], "--port 70000 is out of range; allowed: 0 to 65535"),
         (["board", ".", "--port", "0", "--host", "ü" * 100], "--host " + "ü" * 100 + " --port 0 cannot be used: "),
         (["board", ".", "--port", "0", "--host", "\x1b"], "--host \\x1b --port 0 cannot be used: "),
-        (["report", "nowhere"], "nowhere is no folder; name run folders, or folders of them"),
-        (["report", "file"], "file is no folder"),
+        (["report", "nowhere"], "nowhere is not a folder; name run folders, or folders of them"),
+        (["report", "file"], "file is not a folder"),
         (["figure", "folder.toml"], "folder.toml holds no run folder"),
-        (["figure", "a\0b"], "a\\x00b is no folder"),
+        (["figure", "a\0b"], "a\\x00b is not a folder"),
     ],
 )
 def test_rejected(argv: list[str], said: str, capsys: Capture, here: Path) -> None:

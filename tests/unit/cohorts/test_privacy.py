@@ -12,7 +12,7 @@ import torch
 
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.privacy import Account, Privacy
+from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
@@ -125,6 +125,39 @@ def test_the_most_asked_client_decides_where_the_drawing_shows() -> None:
     times = torch.bincount(torch.cat([draws.sample_clients(5, k, 100, 10) for k in range(30)]), minlength=100)
     assert shown.spent(30) == pytest.approx(account().spent(int(times.max())))
     assert shown.spent(0) == 0.0
+
+
+def test_every_setting_reaches_the_rule_and_the_account() -> None:
+    settings = {"dp_noise": 3.0, "dp_clip": 0.7, "dp_bound": 6.0, "dp_delta": 1e-3, "dp_seed": 2, "seed": 5, "tau_0": 4}
+    built = build(Experiment(**(SMALL | settings | {"method": "scaffold", "participation": 0.5, "keep": "rollback"})))
+    assert isinstance(built.cohort, PrivateCohort)
+    rule = Privacy(clip=0.7, noise=3.0, bound=6.0, seed=2 * 2**31 + 5, wanted=("after",), unit={"dc": 0.25})
+    assert built.cohort.privacy == rule
+    assert built.account
+    same = Account(3.0, 1e-3, releases=2, closing=0, clients=10, participation=0.5, seed=5, hidden=True)
+    assert [built.account.spent(n) for n in (1, 7)] == [same.spent(n) for n in (1, 7)]
+    assert built.account.spent_in_all(7) == same.spent(7)
+    secret = build(Experiment(**(SMALL | settings | {"dp_seed": -1}))).cohort
+    assert isinstance(secret, PrivateCohort)
+    assert secret.privacy.seed == -1
+
+
+def test_what_shows_who_took_part_is_counted() -> None:
+    """Numbers one by one, unequal steps and faults show who was sampled: then the sampling does not count."""
+
+    def shown(seed: int, **settings: Any) -> bool:
+        e = Experiment(**(SMALL | {"dp_noise": 3.0, "participation": 0.5, "keep": "best", "seed": seed} | settings))
+        built = build(e)
+        assert built.account
+        if built.account.hidden:
+            return False
+        assert (built.account.seed, built.account.asked, built.account.closing) == (seed, 5, 1)
+        return True
+
+    assert not shown(3, method="fedavg")
+    assert shown(3, method="fedveca")
+    assert shown(4, method="fedavg", faults="drop:0.1")
+    assert shown(3, method="fedavg", partition="quantity", tau_all=4000)
 
 
 def test_what_each_method_spends() -> None:

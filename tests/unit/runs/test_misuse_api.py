@@ -35,9 +35,10 @@ from fedveca import (
 )
 from fedveca.algorithms import Algorithm
 from fedveca.runs.observers import Observer
-from fedveca.views.figures import curves as figures
-from fedveca.views.figures import run as run_figures
-from fedveca.views.report import report
+from fedveca.views.figures.curves import draw_curves
+from fedveca.views.figures.run import draw_figure
+from fedveca.views.paths import find_runs
+from fedveca.views.report.report import write_report
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -141,13 +142,10 @@ def a_pair(scores: Tensor, y: Tensor) -> Tensor:
     return torch.ones(2)
 
 
-class Half(Algorithm):
-    """Forgets `update`."""
+class Bare(Algorithm):
+    """Has no `lr`."""
 
-    lr = 0.1
-
-    def finish(self, order: Any, s: Any, w: Tensor, tau: Tensor) -> Any:
-        return {"G": w}, {}, {}
+    update, finish = FedAvg.update, FedAvg.finish
 
 
 class NoState(FedAvg):
@@ -258,7 +256,7 @@ DATA: list[tuple[Call, str]] = [
     (lambda t: from_arrays(X, LABELS, writer=[None] * 120), "writer names no owner of row 0 (120 rows in all)"),
     (lambda t: from_arrays(X, LABELS, writer=[1.0, np.nan] * 60), "writer names no owner of row 1 (60 rows in all)"),
     (lambda t: from_arrays(X, LABELS, writer=np.array(["a", 1] * 60, object)), "writer holds names of several kinds"),
-    (lambda t: from_arrays(X, LABELS, writer=[[1], [1, 2]] * 60), "writer is no list of owners"),
+    (lambda t: from_arrays(X, LABELS, writer=[[1], [1, 2]] * 60), "writer is not a list of owners"),
     (lambda t: from_arrays(X, LABELS, writer="me"), "writer has the shape []"),
     (lambda t: from_arrays(X, LABELS, name=ANY), "name=None is not a name"),
     (lambda t: from_arrays(X, LABELS, name=""), "name='' is not a name"),
@@ -347,30 +345,29 @@ LOSSES: list[tuple[Call, str]] = [
 ]
 
 METHODS: list[tuple[Call, str]] = [
-    (trained(data=D, method="fedavg"), "method is str, which lacks lr"),
-    (trained(data=D, method=Settings()), "method is Settings, which lacks needs_gradient"),
-    (trained(data=D, method=Half()), "method is Half, which does not define the function update"),
+    (trained(data=D, method="fedavg"), "method is str, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (trained(data=D, method=Settings()), "method is Settings, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (trained(data=D, method=Bare()), "lr=None is not float"),
     (trained(data=D, method=NoState(0.1)), "method (NoState) fails in a small trial round: cannot unpack"),
     (trained(data=D, method=Cut(0.1)), "update gives w [3] and tau [3], not [515] and [3]"),
     (trained(data=D, method=Raises(0.1)), "method (Raises) fails in a small trial round: 'momentum"),
     (trained(data=D, method=NoPair(0.1)), "method (NoPair) fails in a small trial round"),
     (trained(data=D, method=Notes(0.1)), "Object of type set is not JSON serializable"),
-    (trained(data=D, method=FedAvg(ANY)), "lr=None is not float"),
-    (trained(data=D, method=FedAvg("fast")), "lr='fast' is not float"),  # type: ignore[arg-type]
-    (trained(data=D, method=FedAvg(float("nan"))), "lr=nan is out of range"),
-    (trained(data=D, method=FedAvg(-0.1)), "lr=-0.1 is out of range"),
-    (trained(data=D, method=FedAvg(torch.tensor([0.1, 0.2]))), "lr=tensor([0.1000, 0.2000]) is not float"),  # type: ignore[arg-type]
-    (trained(data=D, method=FedVeca(0.05, 2.0)), "alpha=2.0 is out of range; allowed: (0, 1)"),
-    (trained(data=D, method=FedVeca(0.05, 0.9, 0)), "tau_max=0 is out of range"),
-    (trained(data=D, method=FedProx(0.05, float("nan"))), "mu=nan is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(ANY)), "lr=None is not float"),
+    (lambda t: run(E, data=D, method=FedAvg("fast")), "lr='fast' is not float"),  # type: ignore[arg-type]
+    (lambda t: run(E, data=D, method=FedAvg(float("nan"))), "lr=nan is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(-0.1)), "lr=-0.1 is out of range"),
+    (lambda t: run(E, data=D, method=FedAvg(torch.tensor([0.1, 0.2]))), "lr=tensor([0.1000, 0.2000]) is not float"),  # type: ignore[arg-type]
+    (lambda t: run(E, data=D, method=FedVeca(0.05, 2.0)), "alpha=2.0 is out of range; allowed: (0, 1)"),
+    (lambda t: run(E, data=D, method=FedVeca(0.05, 0.9, 0)), "tau_max=0 is out of range"),
+    (lambda t: run(E, data=D, method=FedProx(0.05, float("nan"))), "mu=nan is out of range"),
     (compared(methods=()), "methods=() are no methods"),
-    (compared(methods=None), "methods=None are no methods"),
     (compared(methods="fedavg"), "methods='fedavg' are no methods"),
     (compared(methods={"fedavg"}), "methods={'fedavg'} are no methods"),
     (compared(methods=("fedavg", "fedagv")), "methods: 'fedagv' is not known"),
     (compared(methods=("fedavg", FedAvg)), "method is the class FedAvg"),
-    (compared(methods=("fedavg", None)), "method is NoneType, which lacks lr"),
-    (compared(methods=("fedavg", FedProx(0.1, -1.0))), "mu=-1.0 is out of range"),
+    (compared(methods=("fedavg", None)), "method is NoneType, which is not a subclass of fedveca.algorithms.Algorithm"),
+    (lambda t: compare(E, 1, t / "a", methods=("fedavg", FedProx(0.1, -1.0)), data=D), "mu=-1.0 is out of range"),
     (compared(method=FedAvg(0.1)), "compare takes methods=(...), names or objects, not method="),
     (compared(0), "seeds=0 is out of range; it is a whole number from 1 to 10000"),
     (compared("2"), "seeds='2' is out of range"),
@@ -443,20 +440,20 @@ CALLS: list[tuple[Call, str]] = [
     (lambda t: Experiment(partition=[[0]]), "partition=[[0]] is not str"),  # type: ignore[arg-type]
     (lambda t: Experiment(seed=-1), "seed=-1 is out of range"),
     (lambda t: run(Experiment(data="custom:x"), t / "a"), "data=custom:x is an object that was given from Python"),
-    (lambda t: report.find_runs([]), "paths=[] are no folders"),
-    (lambda t: report.find_runs(t), "are no folders; give a list"),  # type: ignore[arg-type]
-    (lambda t: report.find_runs([t]), "holds no run folder"),
-    (lambda t: report.find_runs([t / "a"]), "a is no folder"),
-    (lambda t: report.write([], t / "a.html"), "runs: [] is not a list of runs"),
-    (lambda t: report.write([t], t / "a.html"), "is not a list of runs"),  # type: ignore[list-item]
-    (lambda t: report.write(DONE, t / "a.html"), "is not a list of runs"),  # type: ignore[arg-type]
-    (lambda t: figures.curves([], t / "a.svg", ""), "runs: [] is not a list of runs"),
-    (lambda t: figures.curves([DONE], t / "a.xyz", ""), "a.xyz is no figure's name; it ends in .svg, .pdf, .png"),
-    (lambda t: figures.curves([DONE], t / "b" / "a.svg", ""), "a.svg cannot be written"),
-    (lambda t: run_figures.draw("loss", [DONE], t / "a.svg"), "the figure loss is not known; it is one of curves, tau"),
-    (lambda t: run_figures.draw("tau", [None], t / "a.svg"), "runs: None is not a list of runs"),  # type: ignore[list-item]
-    (lambda t: run_figures.draw("partition", [DONE], t / "a.svg"), "the figure partition needs a run folder"),
-    (lambda t: run_figures.draw("curves", [DONE], t / "a"), "a is no figure's name"),
+    (lambda t: find_runs([]), "paths=[] is not a list of folders"),
+    (lambda t: find_runs(t), "is not a list of folders; name run folders"),  # type: ignore[arg-type]
+    (lambda t: find_runs([t]), "holds no run folder"),
+    (lambda t: find_runs([t / "a"]), "a is not a folder"),
+    (lambda t: write_report([], t / "a.html"), "runs: [] is not a list of runs"),
+    (lambda t: write_report([t], t / "a.html"), "is not a list of runs"),  # type: ignore[list-item]
+    (lambda t: write_report(DONE, t / "a.html"), "is not a list of runs"),  # type: ignore[arg-type]
+    (lambda t: draw_curves([], t / "a.svg", ""), "runs: [] is not a list of runs"),
+    (lambda t: draw_curves([DONE], t / "a.xyz", ""), "a.xyz is not the name of a figure; it ends in .svg, .pdf, .png"),
+    (lambda t: draw_curves([DONE], t / "b" / "a.svg", ""), "a.svg cannot be written"),
+    (lambda t: draw_figure("loss", [DONE], t / "a.svg"), "the figure loss is not known; it is one of curves, tau"),
+    (lambda t: draw_figure("tau", [None], t / "a.svg"), "runs: None is not a list of runs"),  # type: ignore[list-item]
+    (lambda t: draw_figure("partition", [DONE], t / "a.svg"), "the figure partition needs a run folder"),
+    (lambda t: draw_figure("curves", [DONE], t / "a"), "a is not the name of a figure"),
 ]
 
 
@@ -561,7 +558,7 @@ def test_what_python_itself_rejects(call: Any, said: str, tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", [None, FedAvg, Half()])
+@pytest.mark.parametrize("method", [None, FedAvg, Bare()])
 def test_a_method_that_is_none_is_named_by_its_suite(method: Any) -> None:
     with pytest.raises(AssertionError) as caught:
         fedveca.testing.check_algorithm(method)

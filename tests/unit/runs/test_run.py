@@ -24,7 +24,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.datasets.dataset import Dataset, load
-from fedveca.views.figures.curves import curves
+from fedveca.views.figures.curves import draw_curves
 from fedveca.views.terminal.screen import Screen
 
 SMALL = Experiment(model="svm", rounds=4, batch=8, lr=0.05, tau_0=3)
@@ -419,8 +419,8 @@ def test_a_figure_is_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
     runs = [run(replace(e, method=m, seed=s), device="cpu") for m in ("fedveca", "centralised") for s in (0, 1)]
     stopped = run(replace(e, method="fedavg"), device="cpu", data=spoiled(math.nan, *range(5)))
     for name in ("a.svg", "b.svg", "a.png"):
-        curves([*runs, stopped], tmp_path / name, "two methods")
-    curves([stopped], tmp_path / "nothing.svg", "nothing to draw")
+        draw_curves([*runs, stopped], tmp_path / name, "two methods")
+    draw_curves([stopped], tmp_path / "nothing.svg", "nothing to draw")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "a.svg").read_text()

@@ -18,7 +18,7 @@ from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
-from fedveca.views.figures.curves import curves
+from fedveca.views.figures.curves import draw_curves
 from fedveca.views.terminal.screen import Screen
 
 RNG = np.random.default_rng(0)
@@ -123,7 +123,7 @@ BAD = [
     (lambda: from_arrays(X[:0], LABELS[:0]), "x and y have no rows"),
     (lambda: from_arrays([["a"]] * 5, [0] * 5), "x holds <U1, not numbers"),
     (lambda: from_arrays(X, ["a", "b"] * 60), r"y holds <U1, not numbers; np.unique\(y, return_inverse=True\)"),
-    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is no array"),
+    (lambda: from_arrays([[1.0], [1.0, 2.0]], [0, 1]), "x is not an array"),
     (lambda: from_arrays(np.where(np.isin(X, X[17]), np.nan, X), LABELS), r"x is not finite in row 17"),
     (lambda: from_arrays(X, np.where(NUMBERS > 0, np.inf, 1.0)), "y is not finite in row"),
     (lambda: from_arrays(X, LABELS - 1), "y holds the label -1; labels are 0 ... C - 1"),
@@ -361,7 +361,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
         screen.round(done.rounds[-1])
         screen.end(done)
     assert metric.__name__ in capsys.readouterr().out
-    curves([done], tmp_path / "a.svg", "mine")
+    draw_curves([done], tmp_path / "a.svg", "mine")
     assert f"test {metric.__name__}" in (tmp_path / "a.svg").read_text()
 
 
@@ -494,7 +494,7 @@ def test_comparing_objects(tmp_path: Path) -> None:
     assert [row["method"] for row in rows][3:] == ["custom:Lazy(lr=0.05, part=0.5)", "custom:Lazy(lr=0.05, part=0.9)"]
     assert all(set(row["kept"]) == {"test_loss", "test_worst"} for row in rows)
     assert (tmp_path / "Lazy-lr=0.05-part=0.9-seed1" / "summary.json").exists()
-    curves(runs, tmp_path / "c.svg", "mine")
+    draw_curves(runs, tmp_path / "c.svg", "mine")
     again = compare(E, 2, tmp_path, methods=methods, **custom)
     assert [r.summary["seconds"] for r in again] == [r.summary["seconds"] for r in runs]  # not repeated
     with pytest.raises(ValueError, match="workers=2: custom objects are compared in this process"):
@@ -512,7 +512,9 @@ def test_a_run_of_objects_goes_on_with_the_same_ones(tmp_path: Path) -> None:
     assert all(torch.equal(v, whole.model[name]) for name, v in done.model.items())
     assert (tmp_path / "part/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
-    names = r"method=custom:Lazy\(.*\), data=custom:arrays, model=custom:Sequential, loss=.*, metric=.*, partition=custom:list"
+    names = (
+        r"method=custom:Lazy.*, data=custom:arrays, model=custom:Sequential, loss=.*, metric=.*, partition=custom:list"
+    )
     with pytest.raises(
         ValueError, match=rf"custom objects \({names}\); resume it with: fedveca\.resume\('.*/part', \.\.\.\)"
     ):

@@ -1,23 +1,29 @@
-"""Reports as files: what they say, what they refuse, and that words from a folder stay words."""
+"""Reports as files: what they say, what they reject, and that words from a folder stay words."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 import shutil
 from html import unescape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
-from fedveca.cli.arguments import experiment_of
+from fedveca.cli.arguments import parse_experiment
+from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
-from fedveca.views.report import plotly_bundle as script
-from fedveca.views.report.report import find_runs, write
+from fedveca.views.paths import find_runs
+from fedveca.views.report.plotly_bundle import plotly_script
+from fedveca.views.report.report import write_report
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, Any] = {"model": "svm", "rounds": 6, "batch": 16, "lr": 0.01}
@@ -37,7 +43,7 @@ def reported(folder: Path, *more: str) -> str:
     """The report's text without Plotly's own."""
     assert main(["report", str(folder), "-o", str(folder / "report.html"), "--quiet", *more]) == 0
     text = (folder / "report.html").read_text("utf-8")
-    return text.replace(script.plotly(), "")
+    return text.replace(plotly_script(), "")
 
 
 def data(text: str) -> Any:
@@ -64,15 +70,143 @@ def test_a_report_asks_answers_and_tells_how_to_run_it_again(runs: Path) -> None
     for pair in values.values():
         assert f"{50 * sum(pair):.2f} ±" in said
     assert text.count('class="best"') == 4
-    assert "fedveca run digits-case3 method=fedavg model=svm rounds=6 batch=16 lr=0.01 seed=1" in said
+    expected = "fedveca compare digits-case3 model=svm rounds=6 batch=16 lr=0.01 --methods fedavg,fedveca --seeds 2"
+    assert expected in said
     assert "torch: " in said
 
 
-def test_a_command_in_a_report_makes_the_same_experiment(runs: Path) -> None:
-    told = re.findall(r"fedveca run (digits[^\n<]*)", reported(runs))
-    assert [experiment_of(line.split())[1] for line in told] == [
-        Run.open(runs / name).experiment for name in ("fedveca-seed0", "fedveca-seed1", "fedavg-seed0", "fedavg-seed1")
-    ]
+def printed(text: str) -> list[str]:
+    """The commands of "Run it again"."""
+    return unescape(re.findall(r"Run it again</h3>\s*<pre>(.*?)</pre>", text, re.S)[0]).splitlines()
+
+
+def experiments_in(folder: Path) -> dict[str, Experiment]:
+    """Every run's settings by its folder's name."""
+    return {path.parent.name: Run.open(path.parent).experiment for path in folder.glob("*/experiment.toml")}
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "words"),
+    [
+        (paper_methods(), {"seed": 3}, "digits-case3 model=svm rounds=2 batch=16 lr=0.01 seed=3 --seeds 2"),
+        (("fedveca", "fedprox", "scaffold"), {}, "--methods fedveca,fedprox,scaffold --seeds 2"),
+        (tuple(methods()), {}, f"--methods {','.join(methods())} --seeds 2"),
+        (("corrected", "fedavg", "fedveca"), {"rounds": 4}, "--methods corrected,fedveca,fedavg --seeds 2"),
+        (("fedavg", "fednova", "fedveca"), {"tau_all": 40}, "tau_all=40 --methods fedavg,fednova,fedveca --seeds 2"),
+    ],
+)
+def test_a_printed_comparison_makes_the_same_runs(
+    methods: tuple[str, ...], settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """The printed command is run, and leaves runs with the same methods, seeds and settings."""
+    compare(Experiment(**SETTINGS | {"rounds": 2} | settings), 2, tmp_path / "first", methods=methods)
+    (command,) = printed(reported(tmp_path / "first"))
+    assert command.startswith("fedveca compare digits-case3 ")
+    assert command.endswith(words)
+    assert main([*shlex.split(command)[1:], "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    assert experiments_in(tmp_path / "again") == experiments_in(tmp_path / "first")
+    assert len(experiments_in(tmp_path / "first")) == 2 * len(methods)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [{"method": "corrected", "seed": 1}],
+        [{}, {"seed": 1}],
+        [{"seed": 0}, {"seed": 2}, {"method": "fedavg", "seed": 0}, {"method": "fedavg", "seed": 2}],
+        [{"alpha": 0.9}, {"alpha": 0.5}],
+        [{}, {"method": "fedavg", "tau_all": 7}, {"method": "fedprox", "tau_all": 8}],
+        [{"tau_all": 9}, {"method": "fedavg", "tau_all": 9}],
+        [{}, {"method": "fedavg", "test_every": 2}],
+        [{"seed": 0}, {"method": "fedavg", "seed": 1}],
+    ],
+)
+def test_other_runs_are_printed_one_by_one(settings: list[dict[str, Any]], tmp_path: Path) -> None:
+    for i, mine in enumerate(settings):
+        run(Experiment(**SETTINGS | {"rounds": 1} | mine), tmp_path / str(i))
+    lines = printed(reported(tmp_path))
+    assert all(line.startswith("fedveca run ") for line in lines)
+    again = [parse_experiment(shlex.split(line)[2:])[1] for line in lines]
+    expected = experiments_in(tmp_path).values()
+    assert sorted(again, key=str) == sorted(expected, key=str)
+
+
+def hits(outputs: Any, labels: Any) -> Any:
+    return (outputs.argmax(-1) == labels).float()
+
+
+def test_runs_with_custom_objects_are_made_again_from_python(tmp_path: Path) -> None:
+    e = Experiment(**SETTINGS | {"rounds": 1, "model": "mlp"})
+    run(e, tmp_path / "a", metric=hits)
+    run(e, tmp_path / "b")
+    text = reported(tmp_path)
+    assert [line.split()[:2] for line in printed(text)] == [["fedveca", "run"], ["#", "started"]]
+    assert (
+        printed(text)[1]
+        == "# started from Python with custom objects: 1 runs; make them again there, with the same objects"
+    )
+    shutil.rmtree(tmp_path / "b")
+    assert [line[:9] for line in printed(reported(tmp_path))] == ["# started"]
+    assert "fedveca run" not in words(reported(tmp_path))
+
+
+def test_the_budget_is_an_upper_bound(tmp_path: Path) -> None:
+    """Each rival's steps are rounded down, so that it takes at most as many as the method that set the total."""
+    runs = compare(Experiment(**SETTINGS | {"rounds": 2}), 1, tmp_path, methods=("fedveca", "fedavg", "corrected"))
+    steps = [done.summary["tau_all"] for done in runs]
+    assert steps[1] <= steps[0]
+    sentence = "may take at most as many local steps as FedVeca took: the paper's fair protocol."
+    assert sentence in words(reported(tmp_path))
+    set_total = tmp_path / "fedavg-seed0" / "experiment.toml"
+    set_total.write_text(set_total.read_text().replace("tau_all = ", "tau_all = 1"))
+    assert "fair protocol" not in words(reported(tmp_path))
+
+
+@pytest.mark.parametrize(("better", "best"), [(None, None), ("higher", "FedVeca"), ("lower", "FedAvg")])
+def test_a_custom_metric_has_a_best_only_where_it_states_its_direction(
+    better: str | None, best: str | None, runs: Path, tmp_path: Path
+) -> None:
+    for method, value in (("fedveca", 0.68), ("fedavg", 0.54)):
+        folder = tmp_path / f"{method}-seed0"
+        shutil.copytree(runs / folder.name, folder)
+        lines = [line | {"test_within_half": value} for line in Run.open(folder).rounds]
+        for line in lines:
+            del line["test_accuracy"]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = json.loads((folder / "summary.json").read_text())
+        summary |= {which: {"round": 6, "test_loss": 0.5, "test_within_half": value} for which in ("kept", "last")}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        environment = json.loads((folder / "environment.json").read_text())
+        if better:
+            environment["better"] = {"test_within_half": better}
+        (folder / "environment.json").write_text(json.dumps(environment))
+    text = reported(tmp_path)
+    rows = re.findall(r'<tr><th scope="row">(\w+)</th>(.*?)</tr>', text)
+    stars = {label for label, cells in rows if re.search(r'class="best"[^>]*>0\.(68|54)00<', cells)}
+    assert stars == ({best} if best else set())
+    answer = words(re.findall(r'<p class="answer">(.*?)</p>', text)[0])
+    assert ("best test within half" in answer) == (better == "higher")
+    if better == "higher":
+        assert answer.startswith("FedVeca has the best test within half of the kept models, 0.6800")
+
+
+def test_a_run_that_diverged_is_left_out_of_the_means_and_counted(runs: Path, tmp_path: Path) -> None:
+    for path in runs.glob("*-seed*"):
+        shutil.copytree(path, tmp_path / path.name)
+    summary = json.loads((tmp_path / "fedavg-seed1" / "summary.json").read_text())
+    summary |= {"stopped": "round 3: not finite", "kept": {"round": 3, "test_loss": 99.0, "test_accuracy": 0.001}}
+    (tmp_path / "fedavg-seed1" / "summary.json").write_text(json.dumps(summary))
+    text = reported(tmp_path)
+    assert "FedAvg (1 diverged)" in words(text)
+    kept = Run.open(runs / "fedavg-seed0").summary["kept"]
+    row = re.findall(r'<tr><th scope="row">FedAvg.*?</tr>', text)[0]
+    assert f">{100 * kept['test_accuracy']:.2f} %<" in row
+    assert f">{kept['test_loss']:.4f}<" in row
+    for seed in (0, 1):
+        summary = json.loads((tmp_path / f"fedavg-seed{seed}" / "summary.json").read_text())
+        (tmp_path / f"fedavg-seed{seed}" / "summary.json").write_text(json.dumps(summary | {"stopped": "x"}))
+    row = re.findall(r'<tr><th scope="row">FedAvg.*?</tr>', reported(tmp_path))[0]
+    assert row.count("<td>-</td>") == 5
 
 
 def test_every_figure_has_words_instead(runs: Path) -> None:
@@ -135,7 +269,7 @@ def test_a_metric_of_its_own_and_no_accuracy(runs: Path, tmp_path: Path) -> None
 
 def test_tasks_that_cannot_be_compared_stand_apart(runs: Path, tmp_path: Path) -> None:
     run(Experiment(**SETTINGS | {"model": "mlp", "rounds": 2}), tmp_path / "mlp")
-    made = write([*find_runs([runs])[0], Run.open(tmp_path / "mlp")], tmp_path / "r.html")
+    made = write_report([*find_runs([runs])[0], Run.open(tmp_path / "mlp")], tmp_path / "r.html")
     assert (made["runs"], made["sections"]) == (5, 2)
     assert made["bytes"] == (tmp_path / "r.html").stat().st_size
     assert re.findall(r'<a href="#(s\d)">([^<]*)', (tmp_path / "r.html").read_text("utf-8")) == [
@@ -156,33 +290,33 @@ def test_many_clients_and_rounds_keep_within_bounds(runs: Path, tmp_path: Path) 
     assert [len(m["rounds"]) for m in data(text)["sections"][0]["runs"][0]["maps"]] == [500] * 4
 
 
-def test_gather_finds_each_run_once_and_passes_over_what_is_none(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_each_run_is_found_once_and_what_is_not_one_is_skipped(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(runs / "fedavg-seed0", tmp_path / "deep" / "er" / "a")
     (tmp_path / "deep" / "torn").mkdir()
     (tmp_path / "deep" / "torn" / "experiment.toml").write_text("bogus = 1\n")
-    found, passed = find_runs([tmp_path, tmp_path / "deep", tmp_path / "deep" / "er" / "a"])
+    found, skipped = find_runs([tmp_path, tmp_path / "deep", tmp_path / "deep" / "er" / "a"])
     assert [run.folder for run in found] == [tmp_path / "deep" / "er" / "a"]
-    assert len(passed) == 2
+    assert len(skipped) == 2
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html"), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["runs"] == 1
-    assert err.startswith(f"passed over: {tmp_path}/deep/torn is not a run folder: bogus is not a setting")
+    assert err.startswith(f"skipped: {tmp_path}/deep/torn is not a run folder: bogus is not a setting")
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["report", "none"], "none is no folder; name run folders, or folders of them"),
+        (["report", "none"], "none is not a folder; name run folders, or folders of them"),
         (["report", "empty"], "empty holds no run folder"),
         (["report", "torn"], "torn is not a run folder: "),
         (["report", "above"], "above holds no run that can be read: "),
         (["report", "RUNS", "-o", "file/r.html"], "file/r.html cannot be written: "),
-        (["figure", "RUNS", "-o", "f.jpg"], "f.jpg is no figure's name; it ends in .svg, .pdf, .png"),
+        (["figure", "RUNS", "-o", "f.jpg"], "f.jpg is not the name of a figure; it ends in .svg, .pdf, .png"),
         (["figure", "RUNS", "-o", "nowhere/f.svg"], "nowhere/f.svg cannot be written: No such file or directory"),
         (["figure", "RUNS/fedavg-seed0", "--what", "tau"], "the figure tau needs a run of FedVeca"),
     ],
 )
-def test_refused(
+def test_rejected(
     argv: list[str], said: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -214,9 +348,10 @@ def test_figures_for_papers(what: str, runs: Path, tmp_path: Path, capsys: Captu
         assert word in text
 
 
-def test_plotly_loads_only_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = script.plotly()
-    (kept,) = script._LIST.findall(text, len(text) - 20_000)
-    assert kept.count("(),") == 1  # bars and heat maps, where all would be 47
-    monkeypatch.setattr(script, "KINDS", ("no such chart",))
-    assert len(script.plotly.__wrapped__()) > len(text)
+def test_the_vendored_script_is_the_one_that_its_readme_names() -> None:
+    files = resources.files("fedveca.views.report") / "page"
+    readme = (files / "README.md").read_text("utf-8")
+    assert hashlib.sha256((files / "plotly.min.js").read_bytes()).hexdigest() in readme
+    version = re.findall(r"version ([\d.]+),", readme)[0]
+    assert f"plotly.js (cartesian - minified) v{version}" in plotly_script()[:100]
+    assert "MIT License" in (files / "plotly.LICENSE.txt").read_text("utf-8")

@@ -26,53 +26,60 @@ def line(k: int, **more: Any) -> dict[str, Any]:
 def test_band_has_mean_spread_and_every_axis() -> None:
     first = made([line(0, test_loss=1.0, train_loss=9.0), line(1, test_loss=0.5, train_loss=7.0)])
     second = made([line(0, test_loss=3.0, tau=[4, 5])], seed=1)
-    band = series.band([first, second], "test_loss")
+    band = series.compute_band([first, second], "test_loss")
     assert band == {
         "x": {"rounds": [1, 2], "steps": [7, 10], "bytes": [30, 60], "seconds": [0.5, 1.0]},
         "mean": [2.0, 0.5],
         "std": [math.sqrt(2), 0.0],
         "seeds": [2, 1],
     }
-    train = series.band([first], "train_loss")  # of the model that the round starts from
+    train = series.compute_band([first], "train_loss")  # of the model that the round starts from
     assert (train["x"]["rounds"], train["x"]["steps"], train["mean"]) == ([0, 1], [0, 5], [9.0, 7.0])
 
 
 def test_what_is_no_number_is_left_out() -> None:
     lines = [line(0, test_loss="<b>", test_accuracy=True), line(1, test_loss=math.nan), line(2, test_loss=4)]
-    assert series.band([made(lines)], "test_loss")["mean"] == [4]
-    assert series.metrics([made(lines)]) == ["test_loss"]
-    assert [series.number(v) for v in (1e100, -1e100, 7)] == [1e100, -1e100, 7]
-    assert [series.number(v) for v in (1e101, 10**101, -1.7e308, -math.inf, "7")] == [None] * 5
-    assert series.spent(made([{"tau": "x", "bytes_up": None}]))["steps"] == [0]
+    assert series.compute_band([made(lines)], "test_loss")["mean"] == [4]
+    assert series.list_metrics([made(lines)]) == ["test_loss"]
+    assert series.sum_costs(made([{"tau": "x", "bytes_up": None}]))["steps"] == [0]
 
 
 def test_metrics_come_from_the_lines() -> None:
-    assert series.metrics([made([line(0, test_r2=0.1, test_mse=1.0, test_loss=2.0, train_loss=1)])]) == [
+    assert series.list_metrics([made([line(0, test_r2=0.1, test_mse=1.0, test_loss=2.0, train_loss=1)])]) == [
         "test_loss",
         "test_mse",
         "test_r2",
         "train_loss",
     ]
-    assert [series.rises(name) for name in ("test_accuracy", "test_r2", "test_loss", "test_mse")] == [1, 1, 0, 0]
+
+
+def test_a_direction_is_what_the_schema_or_the_runs_state() -> None:
+    def directed(direction: Any) -> Run:
+        return Run(Experiment(), [], {}, directions={"test_r2": direction})
+
+    names = ("test_accuracy", "test_loss", "test_r2", "test_mse")
+    assert [series.find_direction([directed("higher")], name) for name in names] == ["higher", "lower", "higher", None]
+    assert series.find_direction([made([]), directed("higher")], "test_r2") == "higher"
+    assert series.find_direction([directed("lower"), directed("higher")], "test_r2") is None
 
 
 def test_heat_knows_who_was_absent_and_keeps_within_its_bounds() -> None:
     rounds = [line(0, tau=[2, 3]), line(1, ids=[1], tau=[7]), line(2, tau=[4, math.inf])]
-    assert series.heat(made(rounds), "tau") == {
+    assert series.make_heat_map(made(rounds), "tau") == {
         "clients": [0, 1],
         "rounds": [1, 2, 3],
         "z": [[2, None, 4], [3, 7, None]],
         "all": 2,
     }
     many = made([line(k, ids=list(range(1000)), tau=list(range(1000))) for k in range(50)])
-    heat = series.heat(many, "tau", clients=5, rounds=4)
+    heat = series.make_heat_map(many, "tau", clients=5, rounds=4)
     assert (heat["clients"], heat["rounds"], heat["all"]) == ([0, 250, 500, 749, 999], [1, 17, 34, 50], 1000)
     assert [row[0] for row in heat["z"]] == heat["clients"]
 
 
 def test_curves_are_named_by_what_tells_them_apart() -> None:
     def labels(*settings: dict[str, Any]) -> list[tuple[str, int]]:
-        return [(c.label, len(c.runs)) for c in series.curves(made([], **s) for s in settings)]
+        return [(c.label, len(c.runs)) for c in series.group_curves(made([], **s) for s in settings)]
 
     assert labels({"method": "fedavg"}, {"seed": 1}, {"seed": 0}) == [("FedVeca", 2), ("FedAvg", 1)]
     assert labels({"alpha": 0.5}, {"alpha": 0.9}, {"method": "fedavg"}) == [
@@ -85,43 +92,47 @@ def test_curves_are_named_by_what_tells_them_apart() -> None:
         ("FedVeca clients=9", 1),
         ("FedAvg clients=5", 1),
     ]
-    looks = [(c.colour, c.dash) for c in series.curves(made([], lr=0.001 * (i + 1)) for i in range(20))]
+    looks = [(c.colour, c.dash) for c in series.group_curves(made([], lr=0.001 * (i + 1)) for i in range(20))]
     assert len(set(looks)) == 20
 
 
 def test_sections_hold_what_may_be_compared() -> None:
     runs = [made([], model=m, data="digits", seed=s) for m in ("svm", "mlp") for s in (0, 1)]
-    assert [[r.experiment.model for r in mine] for mine in series.sections(runs)] == [["svm"] * 2, ["mlp"] * 2]
+    assert [[r.experiment.model for r in mine] for mine in series.group_sections(runs)] == [["svm"] * 2, ["mlp"] * 2]
     many = [made([], partition=p, lr=0.01 * (i + 1)) for p in ("case1", "case2") for i in range(8)]
-    assert [len(mine) for mine in series.sections(many)] == [8, 8]
+    assert [len(mine) for mine in series.group_sections(many)] == [8, 8]
 
 
-def test_table_marks_the_best_and_tells_of_what_is_missing() -> None:
+def test_table_leaves_diverged_runs_out_and_counts_what_is_missing() -> None:
     end = {"round": 1, "test_loss": 1.0, "test_accuracy": 0.5}
     done = {"tau_all": 40, "kept": end, "last": end | {"test_loss": 3.0}}
     lines = [line(0, test_loss=2.0, test_accuracy=0.25)]
     runs = [
         made(lines, done),
-        made(lines, done | {"kept": end | {"test_accuracy": 0.7}, "stopped": "why"}, seed=1),
+        made(lines, done | {"kept": end | {"test_accuracy": 0.7}, "tau_all": 60}, seed=1),
+        made(lines, done | {"kept": end | {"test_accuracy": 0.0}, "stopped": "why", "tau_all": 1}, seed=2),
         made(lines, method="fedavg"),
         made(lines, done | {"kept": end | {"test_accuracy": 1.0}}, method="centralised"),
     ]
-    rows = series.table(series.curves(runs))
-    assert [(r["label"], r["seeds"], r["stopped"], r["unfinished"]) for r in rows] == [
-        ("FedVeca", 2, 1, 0),
+    rows = series.tabulate(series.group_curves(runs))
+    assert [(r.label, r.seeds, r.diverged, r.unfinished) for r in rows] == [
+        ("FedVeca", 3, 1, 0),
         ("FedAvg", 1, 0, 1),
         ("centralised", 1, 0, 0),
     ]
-    assert rows[0]["kept"]["test_accuracy"] == {"mean": 0.6, "std": pytest.approx(math.sqrt(0.02)), "count": 2}
-    assert rows[1]["kept"]["test_loss"]["mean"] is None
-    assert (rows[1]["last"]["test_loss"]["mean"], rows[1]["steps"]["mean"]) == (2.0, 5)
-    assert series.best(rows, "kept", "test_accuracy") == 0.6
-    assert series.best(rows, "last", "test_loss") == 2.0
+    assert rows[0].models["kept"]["test_accuracy"] == (0.6, pytest.approx(math.sqrt(0.02)), 2)
+    assert rows[0].steps == (50, pytest.approx(math.sqrt(200)), 2)  # of the runs that did not diverge
+    assert rows[1].models["kept"]["test_loss"].mean is None
+    assert (rows[1].models["last"]["test_loss"].mean, rows[1].steps.mean) == (2.0, 5)
+    assert series.find_best(rows, "kept", "test_accuracy", "higher") == 0.6
+    assert series.find_best(rows, "last", "test_loss", "lower") == 2.0
+    assert series.find_best(rows, "last", "test_loss", None) is None
+    assert series.find_best(rows[:1], "last", "test_loss", "lower") is None  # nothing to compare with
 
 
 def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     done = run(Experiment(model="svm", rounds=1, clients=4, partition="case2"), tmp_path / "a")
-    part = series.partition(done)
+    part = series.read_partition(done)
     assert part is not None
     assert part["clients"] == [0, 1, 2, 3]
     assert part["sizes"] == [sum(row) for row in part["labels"]]
@@ -130,10 +141,10 @@ def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     many = run(Experiment(model="svm", rounds=1, clients=1000, partition="iid"), tmp_path / "b")
     told = json.loads((tmp_path / "b" / "partition.json").read_text())
     assert (told["all"], len(told["clients"]), told["clients"][-1]) == (1000, 200, 999)
-    assert len((series.partition(many) or {})["clients"]) == 100
+    assert len((series.read_partition(many) or {})["clients"]) == 100
     whole = {"all": 2, "clients": [0, 1], "sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
     (tmp_path / "a" / "partition.json").write_text(json.dumps(whole))
-    assert series.partition(done) == whole
+    assert series.read_partition(done) == whole
     odd: list[dict[str, Any]] = [
         {"sizes": ["x", 4]},
         {"sizes": [3]},
@@ -150,5 +161,5 @@ def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     ]
     for torn in ("", "[]", '{"clients": 3}', "[" * 5000, *(json.dumps(whole | part) for part in odd)):
         (tmp_path / "a" / "partition.json").write_text(torn)
-        assert series.partition(done) is None
-    assert series.partition(made([])) is None
+        assert series.read_partition(done) is None
+    assert series.read_partition(made([])) is None

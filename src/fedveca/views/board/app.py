@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import math
-import socket
 import threading
 import time
 from collections import OrderedDict
@@ -28,12 +27,11 @@ from fedveca.errors import UserError
 from fedveca.runs.files import read_directions, read_object
 from fedveca.runs.schema import SCHEMA, Json, describe_quantity
 from fedveca.version import __version__
-from fedveca.views.board.connections import make_server
 from fedveca.views.board.files import get_count, read_settings, to_plain_json
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex
 from fedveca.views.board.tail import BOARD_AXES, FaultRow, HeatMap, RunTail
-from fedveca.views.report.plotly_bundle import plotly
+from fedveca.views.report.plotly_bundle import plotly_script
 
 _TAILS = 32  # runs whose columns stay in memory
 _WORKING = 4  # requests that are worked on at a time
@@ -45,7 +43,6 @@ class RunDetails(TypedDict):
     """One run's files, as far as they can be read."""
 
     id: str
-    path: str
     settings: Json
     environment: Json
     summary: Json
@@ -65,13 +62,6 @@ class RunCurves(TypedDict):
     damaged: int
     faults: int
     curves: dict[str, list[list[float | None]]]
-
-
-class CurvesAnswer(TypedDict):
-    """Curves of several runs over one axis."""
-
-    x: str
-    runs: dict[str, RunCurves]
 
 
 class LogPage(TypedDict):
@@ -100,6 +90,8 @@ class BoardApi:
                     settings = read_settings(folder)
                     rounds = get_count(settings, "rounds") or 1
                     clients = get_count(settings, "clients") or 1
+                with contextlib.suppress(ValueError, OSError):
+                    clients = get_count(read_object(folder, "partition.json"), "all") or clients  # one of pooled rows
                 self._tails[name] = RunTail(folder / "rounds.jsonl", clients, rounds)
             self._tails.move_to_end(name)
             while len(self._tails) > _TAILS:
@@ -122,7 +114,6 @@ class BoardApi:
             tail.read()
             return {
                 "id": name,
-                "path": str(folder),
                 "settings": _read_or_empty(lambda: read_settings(folder)),
                 "environment": _read_or_empty(lambda: read_object(folder, "environment.json")),
                 "summary": _read_or_empty(lambda: read_object(folder, "summary.json")),
@@ -131,7 +122,7 @@ class BoardApi:
                 "damaged": tail.damaged,
             }
 
-    def read_curves(self, query: Query) -> CurvesAnswer:
+    def read_curves(self, query: Query) -> dict[str, str | dict[str, RunCurves]]:
         """Recorded names of some runs over an axis, within a window of it."""
         axis, width = query.choice("x", BOARD_AXES), query.whole("width", 500, 10, 4000)
         low, high = query.number("from", -math.inf), query.number("to", math.inf)
@@ -264,14 +255,16 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
     """The board of the runs below `root`, behind its guard."""
     api, working = BoardApi(root), asyncio.Semaphore(_WORKING)
 
-    def answer(ask: Callable[[Query], bytes], kind: type[Response]) -> Callable[[Request], Awaitable[Response]]:
+    def answer(ask: Callable[[Query], object], kind: type[Response]) -> Callable[[Request], Awaitable[Response]]:
         def work(query: Query) -> tuple[int, bytes, str]:
+            content: object
             try:
-                status, body = 200, ask(query)
+                status, content = 200, ask(query)
             except LookupError as error:
-                status, body = 404, _encode({"error": str(error.args[0])})
+                status, content = 404, {"error": str(error.args[0])}
             except (ValueError, OSError) as error:
-                status, body = 400, _encode({"error": str(error)})
+                status, content = 400, {"error": str(error)}
+            body = content if isinstance(content, bytes) else _encode(content)
             return status, body, f'"{hashlib.sha256(body).hexdigest()[:24]}"'
 
         async def endpoint(request: Request) -> Response:
@@ -285,9 +278,6 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
 
         return endpoint
 
-    def encode(ask: Callable[[Query], object]) -> Callable[[Query], bytes]:
-        return lambda query: _encode(ask(query))
-
     runs = SharedAnswer(lambda: _encode(api.list_runs(Query([]))))
     asks = {
         "schema": api.get_schema,
@@ -300,13 +290,8 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
     routes = [Route(f"/{path.name}", _serve_file(path)) for path in sorted(page.iterdir()) if path.suffix in _MEDIA]
     routes += [Route("/", _serve_file(page / "board.html")), Route("/plotly.js", _serve_plotly)]
     routes += [Route("/api/runs", answer(lambda query: runs(query.asked), SlicedResponse))]
-    routes += [Route(f"/api/{name}", answer(encode(ask), BoundedResponse)) for name, ask in asks.items()]
+    routes += [Route(f"/api/{name}", answer(ask, BoundedResponse)) for name, ask in asks.items()]
     return Guard(Starlette(routes=routes), host, token, names)
-
-
-def serve(application: Guard, listening: socket.socket) -> None:
-    """Until Ctrl-C."""
-    make_server(application).run(sockets=[listening])
 
 
 def _serve_file(path: Path) -> Callable[[Request], Response]:
@@ -321,7 +306,7 @@ def _serve_plotly(request: Request) -> Response:
 
 @cache
 def _read_plotly() -> bytes:
-    return plotly().encode()
+    return plotly_script().encode()
 
 
 def _read_or_empty(read: Callable[[], object]) -> Json:

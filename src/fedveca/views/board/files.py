@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -75,7 +75,7 @@ def read_settings(folder: Path) -> dict[str, object]:
         raise UserError(f"{name} is not TOML: {error}") from error
 
 
-def get_count(settings: dict[str, object], name: str) -> int | None:
+def get_count(settings: Mapping[str, object], name: str) -> int | None:
     """A number of clients or rounds, None where it is missing; UserError where it is not possible."""
     value = settings.get(name)
     if name not in settings or (type(value) is int and 1 <= value <= HIGHEST_SETTING):

@@ -1,4 +1,4 @@
-"""A report: one HTML file for one run or many, that opens from disk and asks no network."""
+"""A report: one HTML file about one run or many that works offline."""
 
 from __future__ import annotations
 
@@ -6,221 +6,199 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import NamedTuple, TypedDict
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fedveca.algorithms.registry import is_pooled
-from fedveca.errors import UserError, printable
-from fedveca.runs.files import write_atomic
+from fedveca.errors import UserError
+from fedveca.runs.experiment import FIELDS
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
+from fedveca.runs.schema import SCHEMA, Partition, describe_quantity
 from fedveca.version import __version__
-from fedveca.views.report import html as report_page
-from fedveca.views.report import words as report_words
-from fedveca.views.report.plotly_bundle import plotly
-from fedveca.views.series import AXES, Curve, band, curves, heat, metrics, number, partition, rises, sections, thin
+from fedveca.views.paths import require_file, write_file
+from fedveca.views.report import text
+from fedveca.views.report.commands import is_from_python, make_commands
+from fedveca.views.report.plotly_bundle import plotly_script
+from fedveca.views.report.section import RunData, SectionData, make_sections
+from fedveca.views.series import WHICH, Curve, find_best, find_direction, group_curves, group_sections, tabulate
 
-ROOM = 300_000  # numbers of heat maps in one report
-MOST = 12  # runs, and partitions, that a section lets one choose from
-MAPS = {"tau": ("τ", False), "A": ("A", True), "beta": ("β", True), "delta": ("δ", True)}
-LINES: dict[str, tuple[str, float | None]] = {"tau_k": ("τ_k", None), "premise": ("η τ_k L", 1.0), "L": ("L", None)}
-
-
-def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these folders and below them, each once; and what was passed over, in a sentence each."""
-    if isinstance(paths, str | Path) or not paths:
-        raise UserError(f"paths={paths!r} are no folders; give a list of run folders, or of folders of them")
-    runs: dict[Path, Run] = {}
-    passed = []
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise UserError(f"{path} is no folder; name run folders, or folders of them")
-        found = [path] if (path / "experiment.toml").exists() else sorted(_below(path))
-        if not found:
-            raise UserError(f"{path} holds no run folder")
-        for folder in found:
-            try:
-                runs.setdefault(folder.resolve(), _opened(folder))
-            except ValueError as error:
-                if folder == path:
-                    raise
-                passed.append(f"passed over: {error}")
-    if not runs:
-        raise UserError(f"{paths[0]} holds no run that can be read: {passed[0].removeprefix('passed over: ')}")
-    return list(runs.values()), passed
+HERE = Path(__file__).parent
+AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
+SVG_DASHES = {"-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3"}
+ABOUT = {
+    "tau": "Brighter is more local steps; next to it are the labels of the client's rows, darker (in dark mode: "
+    "brighter) for a larger share.",
+    "A": "What decides τ: the client with the lowest A takes the most steps.",
+    "beta": "How fast a client's gradient changes along its local steps.",
+    "delta": "How far a client's accumulated gradient departs from the global one.",
+    "tau_k": "Weighted by rows: the step that the server takes.",
+    "premise": "η τ_k L; the theorem asks for at least 1 (dotted).",
+    "L": "The largest estimate so far.",
+    "train_loss": "F(w), on the clients' own rows, of the model that a round starts from.",
+}
+ABOUT_TEST = "Of the model after each round, on all test rows."
 
 
-def _below(path: Path) -> Iterator[Path]:
-    """The folders that hold settings, however deep; links are not followed."""
-    left = [path]
-    while left:
-        here = left.pop()
-        with contextlib.suppress(OSError), os.scandir(here) as entries:
-            for entry in entries:
-                if entry.name == "experiment.toml":
-                    yield here
-                if entry.is_dir(follow_symlinks=False):
-                    left.append(here / entry.name)
+class ReportResult(TypedDict):
+    """Where a report is, and how large."""
+
+    report: str
+    runs: int
+    sections: int
+    bytes: int
 
 
-def _opened(folder: Path) -> Run:
-    """A run that can be shown."""
-    run = Run.open(folder)
-    try:
-        metrics([run])
-    except ValueError as error:
-        raise UserError(f"{printable(str(folder), 400)} cannot be shown: {error}") from error
-    return run
+class Figure(NamedTuple):
+    """A figure's words; its numbers are in the section's data."""
+
+    title: str
+    about: str
+    alternative: str
 
 
-def write(runs: Sequence[Run], path: Path) -> dict[str, Any]:
-    """Writes the report whole or not at all; says where it is and how large."""
+def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
+    """Writes a report whole or not at all.
+
+    Args:
+        runs: The runs to compare; those of different tasks get sections of their own.
+        path: The HTML file; its folder is made where it is missing.
+
+    Returns:
+        The file's name and size, and how many runs and sections it has.
+
+    Raises:
+        UserError: Where the runs are not runs, or the file cannot be written.
+    """
     path, runs = Path(path), check_runs(runs)
     require_file(path)
-    found = [curves(mine) for mine in sections(runs)]
-    text = page(found).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
-    with writing_file(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    return {"report": str(path), "runs": len(runs), "sections": len(found), "bytes": len(text)}
-
-
-def require_file(path: Path) -> None:
-    """ValueError where a file cannot be written: a folder, a pipe or a device is there."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file; name another")
-
-
-@contextlib.contextmanager
-def writing_file(path: Path) -> Iterator[None]:
-    """ValueError in one sentence where the file system says no."""
+    sections = [group_curves(mine) for mine in group_sections(runs)]
+    content = render_page(sections).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
     try:
-        yield
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_file(path, content)
+    return {"report": str(path), "runs": len(runs), "sections": len(sections), "bytes": len(content)}
 
 
-def page(found: Sequence[list[Curve]]) -> str:
-    """The whole file as text."""
-    body, data = content(found)
-    files = resources.files("fedveca.views.report") / "page"
-    scripts = [plotly(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
-    title = report_words.heading(found[0]) if len(found) == 1 else f"{len(found)} tasks, {_count(found)} runs"
-    return Template((files / "report.html").read_text("utf-8")).substitute(
-        title=escape(title),
+def render_page(sections: Sequence[Sequence[Curve]]) -> str:
+    """The whole file as text; the templates escape every word that comes from a folder."""
+    files = HERE / "page"
+    scripts = [plotly_script(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    data = make_sections(sections)
+    count = sum(len(curve.runs) for curves in sections for curve in curves)
+    templates = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return templates.get_template("report.html").render(
+        title=text.make_heading(sections[0]) if len(sections) == 1 else f"{len(sections)} tasks, {count} runs",
         version=__version__,
         style=(files / "report.css").read_text("utf-8"),
-        hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
-        body=body,
-        footer=f"Made by fedveca {__version__} from {_count(found)} run folders.",
-        data=data,
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        hashes=" ".join(f"'sha256-{hash}'" for hash in hashes),
+        headings=[text.make_heading(curves) for curves in sections],
+        sections=[
+            _render_section(templates.get_template("section.html"), at, curves, mine, len(sections) > 1)
+            for at, (curves, mine) in enumerate(zip(sections, data, strict=True))
+        ],
+        runs=count,
+        data=json.dumps({"sections": data}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        scripts=scripts,
     )
 
 
-def content(found: Sequence[list[Curve]]) -> tuple[str, str]:
-    """The words as HTML, and what the figures draw as JSON."""
-    drawn = [drawing(mine) for mine in found]
-    _fill(found, drawn)
-    data = json.dumps({"sections": drawn}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return report_page.body(found, drawn), data
+def _render_section(template: Template, at: int, curves: Sequence[Curve], data: SectionData, several: bool) -> str:
+    runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
+    names = [metric["name"] for metric in data["metrics"] if metric["name"].startswith("test_")]
+    better = {name: find_direction(runs, name) for name in names}
+    columns = sorted(names, key=lambda name: better[name] != "higher")
+    first = data["runs"][0] if data["runs"] else None
+    return template.render(
+        at=at,
+        heading=text.make_heading(curves) if several else "",
+        question=text.ask_question(curves),
+        answer=text.give_answer(curves, rows, names),
+        models=WHICH,
+        names=[text.name_quantity(name) for name in columns],
+        columns=[(which, name, find_best(rows, which, name, better[name])) for which in WHICH for name in columns],
+        rows=rows,
+        format_result=text.format_result,
+        is_pooled=is_pooled,
+        axes=AXIS_LABELS,
+        dashes=SVG_DASHES,
+        legend=curves,
+        curves=[_make_curves_figure(metric["name"], data) for metric in data["metrics"]],
+        maps=_make_map_figures(first) if first else [],
+        lines=_make_line_figures(first) if first else [],
+        partition=_make_partition_figure(data["partitions"][0]) if data["partitions"] else None,
+        data=data,
+        commands=make_commands(curves),
+        custom=any(map(is_from_python, runs)),
+        settings=_list_settings(runs),
+        environments=_read_environments(runs),
+    )
 
 
-def drawing(found: Sequence[Curve]) -> dict[str, Any]:
-    """One section's curves as numbers; `runs` and `partitions` are filled in as far as there is room."""
-    names = metrics(run for curve in found for run in curve.runs)
-    return {
-        "axes": AXES,
-        "metrics": [
-            {"name": n, "label": report_words.called(n), "percent": "accuracy" in n, "rising": rises(n)} for n in names
-        ],
-        "curves": [
-            {
-                "label": c.label,
-                "colour": c.colour,
-                "dash": c.dash,
-                "strong": c.method == "fedveca",
-                "metrics": {n: _short(band(c.runs, n, 500)) for n in names},
-            }
-            for c in found
-        ],
-        "runs": [],
-        "partitions": [],
-        "adaptive": 0,
-    }
+def _make_curves_figure(name: str, data: SectionData) -> Figure:
+    ends = text.describe_curves(name, [(curve["label"], curve["metrics"][name]) for curve in data["curves"]])
+    return Figure(describe_quantity(name).label, ABOUT.get(name, ABOUT_TEST), ends)
 
 
-def _fill(found: Sequence[list[Curve]], drawn: Sequence[dict[str, Any]]) -> None:
-    """The inside of runs that adapt their steps, first seeds first, until there is no more room; and partitions."""
-    room = ROOM
-    wanted = []
-    for section, mine in zip(drawn, found, strict=True):
-        for curve in mine:
-            for rank, run in enumerate(curve.runs):
-                wanted.append((rank, section, curve, run))
-        section["adaptive"] = sum(_adaptive(run) for curve in mine for run in curve.runs)
-    for _, section, curve, run in sorted(wanted, key=lambda entry: entry[0]):
-        label = f"{curve.label}, seed {run.experiment.seed}"
-        if _adaptive(run) and len(section["runs"]) < MOST:
-            seen = inside(run, label)
-            size = sum(len(m["z"]) * len(m["rounds"]) for m in seen["maps"])
-            if size <= room:
-                room -= size
-                section["runs"].append(seen | {"partition": _partition(section, run, label)})
-        elif not is_pooled(curve.method):
-            _partition(section, run, label)
+def _make_map_figures(run: RunData) -> list[Figure]:
+    first = run["maps"][0]
+    some = ""
+    if len(first["clients"]) < first["all"]:
+        some = f" {len(first['clients'])} of {first['all']} clients are drawn, evenly spaced."
+    if run["partition"] is None:
+        some += " The label mix is not drawn: this run folder has no partition.json that can be read."
+    figures = []
+    for heat in run["maps"]:
+        name, title = heat["name"], SCHEMA[heat["name"]].label
+        title = "Local steps τ of each client and round" if name == "tau" else title
+        about = ABOUT[name] + (some if name == "tau" else "")
+        figures.append(Figure(title, about, text.describe_heat_map(title, heat)))
+    return figures
 
 
-def _partition(section: dict[str, Any], run: Run, label: str) -> int | None:
-    """The place of the run's partition in its section, which holds each once."""
-    part, known = partition(run), section["partitions"]
-    at = next((i for i, p in enumerate(known) if part and all(p[key] == part[key] for key in part)), None)
-    if part and at is None and len(known) < MOST:
-        known.append(part | {"label": label})
-        return len(known) - 1
-    return at
+def _make_line_figures(run: RunData) -> list[Figure]:
+    titles = {line["name"]: SCHEMA[line["name"]].label for line in run["lines"]} | {"premise": "Premise of Theorem 1"}
+    return [
+        Figure(titles[line["name"]], ABOUT[line["name"]], text.describe_line(titles[line["name"]], line["y"]))
+        for line in run["lines"]
+    ]
 
 
-def _adaptive(run: Run) -> bool:
-    return any(isinstance(line.get("A"), list) for line in run.rounds)
+def _make_partition_figure(part: Partition) -> Figure:
+    some = f" {len(part['clients'])} of {part['all']} clients are drawn." if len(part["clients"]) < part["all"] else ""
+    clients = (
+        f"client {i} has {size} rows" + (f" of {sum(n > 0 for n in row)} labels" if len(row) > 1 else "")
+        for i, size, row in list(zip(part["clients"], part["sizes"], part["labels"], strict=True))[:20]
+    )
+    about = f"Rows of each label (area of a disc) and of each client (bar).{some}"
+    return Figure("The partition", about, f"Partition: {'; '.join(clients)}.")
 
 
-def inside(run: Run, label: str) -> dict[str, Any]:
-    """One run round by round: its clients' numbers as maps, its own as lines."""
-    maps = []
-    for name, (symbol, log) in MAPS.items():
-        seen = _short(heat(run, name), 4)
-        maps.append(seen | {"name": name, "symbol": symbol, "log": log, "small": name != "tau"})
-    lines = []
-    for name, (symbol, bound) in LINES.items():
-        at = [(k + 1, v) for k, line in enumerate(run.rounds) if (v := number(line.get(name))) is not None]
-        at = [at[i] for i in thin(len(at), 500) if name == "tau_k" or at[i][1] > 0]  # L is 0 while none is known
-        rounds, y = [k for k, _ in at], _short([v for _, v in at])
-        lines.append({"name": name, "symbol": symbol, "bound": bound, "rounds": rounds, "y": y})
-    return {"label": label, "maps": maps, "lines": lines}
+def _list_settings(runs: Sequence[Run]) -> list[tuple[str, list[object]]]:
+    each = [asdict(run.experiment) for run in runs]
+    values: dict[str, list[object]] = {key: list(dict.fromkeys(settings[key] for settings in each)) for key in FIELDS}
+    return sorted(values.items(), key=lambda item: len(item[1]) == 1)
 
 
-def _short(value: Any, digits: int = 6) -> Any:
-    """Numbers to so many digits, through lists and tables; whole ones as such."""
-    if isinstance(value, dict):
-        return {key: _short(v, digits) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_short(v, digits) for v in value]
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{digits}g}")
-    return value
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _count(found: Sequence[list[Curve]]) -> int:
-    return sum(len(curve.runs) for mine in found for curve in mine)
+def _read_environments(runs: Sequence[Run]) -> list[str]:
+    """What made the runs, each once, a line per name."""
+    found: dict[str, None] = {}
+    for run in runs:
+        with contextlib.suppress(OSError, ValueError):
+            about = read_object(run.folder, "environment.json", 2**16) if run.folder else {}
+            found["\n".join(f"{key}: {value}" for key, value in about.items())] = None
+    return [about for about in found if about][:20]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import TypedDict
 
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fedveca.algorithms import registry
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import is_pooled, methods
 from fedveca.runs.compare import TableRow
-from fedveca.runs.experiment import FIELDS, presets, range_of
+from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
     Direction,
@@ -26,97 +26,90 @@ from fedveca.runs.schema import (
 from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.models import MODELS
 from fedveca.tasks.partition import RULES
+from fedveca.views.series import WHICH
 
 
-def models(run: Run) -> Table:
+class SettingInfo(TypedDict):
+    """A setting's default, what is allowed, and its line of text."""
+
+    default: str | int | float
+    allowed: str
+    text: str
+
+
+def make_model_table(run: Run) -> Table:
     """One run's kept and last model."""
-    rows = Table(box=None, pad_edge=False)
-    for heading in ("model", "of round", f"test {metric_label(run.metric)}", "test loss"):
-        rows.add_column(heading, justify="left" if heading == "model" else "right")
-    for which in ("kept", "last"):
-        s = run.summary[which]
-        rows.add_row(
-            which, str(s["round"]), format_value(run.metric, get_number(s, run.metric)), number(s["test_loss"])
-        )
-    return rows
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "of round", f"test {short_label(run.metric)}", "test loss"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for which in WHICH:
+        result = run.summary[which]
+        values = (format_value(name, get_number(result, name)) for name in (run.metric, "test_loss"))
+        table.add_row(which, str(result["round"]), *values)
+    return table
 
 
-def methods(rows: list[TableRow], name: str, directions: Mapping[str, Direction] | None = None) -> Table:
+def make_method_table(rows: list[TableRow], name: str, directions: Mapping[str, Direction] | None = None) -> Table:
     """The methods side by side, kept and last model; the best of each column in bold where a direction is known."""
-    shown = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("\nmethod", no_wrap=True)
-    shown.add_column("local\nsteps", justify="right", no_wrap=True)
+    table = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("\nmethod", no_wrap=True)
+    table.add_column("local\nsteps", justify="right", no_wrap=True)
     names = sorted(rows[0]["kept"], key=lambda name: name == "test_loss")  # the loss last
-    columns: list[tuple[Literal["kept", "last"], str]] = [("kept", n) for n in names] + [("last", n) for n in names]
+    columns = [(which, name) for which in WHICH for name in names]
     best = {}
     for which, what in columns:
         quantity = describe_quantity(what, directions)
         unit = " %" if quantity.unit == "share" else ""
-        shown.add_column(f"{which}\n{short_label(what)}{unit}", justify="right", no_wrap=True)
+        table.add_column(f"{which}\n{short_label(what)}{unit}", justify="right", no_wrap=True)
         rivals = (row[which][what]["mean"] for row in rows if not is_pooled(row["method"]))
         best[which, what] = pick_best(rivals, quantity.better)
     for row in rows:
         cells = []
         for which, what in columns:
-            found = row[which][what]
-            text = format_spread(what, found["mean"], found["std"])
-            bold = found["mean"] is not None and found["mean"] == best[which, what] and not is_pooled(row["method"])
-            cells.append(f"[bold]{text}[/bold]" if bold else text)
+            value, top = row[which][what], best[which, what]
+            bold = top is not None and value["mean"] == top and not is_pooled(row["method"])
+            cells.append(Text(format_spread(what, value["mean"], value["std"]), style="bold" if bold else ""))
         steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
         note = f" ({len(row['diverged'])} diverged)" if "diverged" in row else ""
-        shown.add_row(row["method"] + note, steps, *cells)
-    return shown
+        table.add_row(Text(row["method"] + note), steps, *cells)
+    return table
 
 
-def partition(counts: Tensor) -> Table:
-    """Label counts [N, classes], one row a client."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("client", justify="right")
-    for label in range(counts.shape[1]):
-        shown.add_column(str(label), justify="right")
-    shown.add_column("rows", justify="right")
+def make_partition_table(counts: Tensor) -> Table:
+    """Label counts [N, classes], one row per client."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("client", *map(str, range(counts.shape[1])), "rows"):
+        table.add_column(heading, justify="right")
     for i, row in enumerate(counts.tolist()):
-        shown.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
-    return shown
+        table.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
+    return table
 
 
-def allowed() -> Table:
+def make_settings_table() -> Table:
     """Every setting."""
-    shown = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
     for heading in ("key", "default", "allowed", "meaning"):
-        shown.add_column(heading, no_wrap=heading == "key", overflow="fold")
-    for key, of in settings().items():
-        shown.add_row(key, str(of["default"]) or '""', of["allowed"].replace("[", "\\["), of["text"])
-    return shown
+        table.add_column(heading, no_wrap=heading == "key", overflow="fold")
+    for key, setting in list_settings().items():
+        table.add_row(key, str(setting["default"]) or '""', Text(setting["allowed"]), setting["text"])
+    return table
 
 
-def named() -> dict[str, list[str]]:
-    """The values that can be named, by what they are of."""
-    methods, models = list(registry.methods()), [*MODELS, "package.module:factory"]
-    data, rules = list(DATASETS), list(RULES)
-    return {"methods": methods, "data": data, "models": models, "partitions": rules, "presets": presets()}
-
-
-def settings() -> dict[str, dict[str, Any]]:
-    """Every setting with its default, what is allowed and its line of text."""
+def list_choices() -> dict[str, list[str]]:
+    """The methods, data sets, models, partitions and presets that settings can name."""
     return {
-        key: {"default": field.default, "allowed": range_of(field), "text": field.metadata["text"]}
-        for key, field in FIELDS.items()
+        "methods": list(methods()),
+        "data": list(DATASETS),
+        "models": [*MODELS, "package.module:factory"],
+        "partitions": list(RULES),
+        "presets": presets(),
     }
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:5.2f} %"
-
-
-def metric_label(name: str) -> str:
-    """test_absolute_error -> absolute error."""
-    return name.removeprefix("test_").replace("_", " ")
-
-
-def value(name: str, value: float | None) -> str:
-    return percent(value) if name == "test_accuracy" else number(value)
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def list_settings() -> dict[str, SettingInfo]:
+    """Every setting with its default, what is allowed and its line of text."""
+    defaults = asdict(Experiment())
+    return {
+        key: {"default": defaults[key], "allowed": range_of(field), "text": field.metadata["text"]}
+        for key, field in FIELDS.items()
+    }

@@ -29,8 +29,8 @@ export function labelRun(id, i) {
   return [swatch, id];
 }
 
-// The test values first, then the usual ones.
-const sortNames = (names) => [...new Set([...USUAL.slice(0, 1), ...names.filter(isTest), ...USUAL, ...names])].filter((name) => names.includes(name));
+// The metrics first, then the usual names.
+const sortNames = (names) => [...new Set([...names.filter((name) => isTest(name) && name !== "test_loss"), ...USUAL, ...names])].filter((name) => names.includes(name));
 
 const tall = (clients) => Math.min(440, Math.max(150, 70 + 16 * clients));
 

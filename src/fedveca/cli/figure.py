@@ -1,0 +1,40 @@
+"""fedveca figure: runs drawn for a paper."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedveca.cli.arguments import Command, add_run_folders, open_runs, print_result
+from fedveca.errors import printable
+
+
+def add(command: Command) -> None:
+    figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.")
+    add_run_folders(figure)
+    out = Path("figure.svg")
+    figure.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=out,
+        metavar="FILE",
+        help="file to write: .svg, .pdf or .png (default figure.svg)",
+    )
+    figure.add_argument(
+        "--what",
+        default="curves",
+        choices=("curves", "tau", "instant", "partition"),
+        help="curves: test values over rounds (default); tau: local steps per client; instant: what FedVeca estimates; "
+        "partition: rows of each label per client",
+    )
+
+
+def _figure(args: argparse.Namespace) -> int:
+    from fedveca.views.figures.run import draw_figure
+
+    runs = open_runs(args)
+    draw_figure(args.what, runs, args.out)
+    result = {"figure": str(args.out), "what": args.what, "runs": len(runs)}
+    print_result(args, result, f"figure: {printable(str(args.out), 4096)}")
+    return 0

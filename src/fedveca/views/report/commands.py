@@ -1,0 +1,92 @@
+"""The commands that make the runs of a report again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+
+from fedveca.algorithms.registry import is_adaptive, paper_methods
+from fedveca.runs.compare import find_budget
+from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
+from fedveca.runs.folder import Run
+from fedveca.tasks.custom import CUSTOM
+from fedveca.views.series import Curve
+
+SettingValue = str | int | float
+MOST_LINES = 100
+PYTHON_NOTE = "# started from Python with custom objects: {} runs; make them again there, with the same objects"
+
+
+def find_budget_setter(curves: Sequence[Curve]) -> Curve | None:
+    """The method whose total of local steps each rival with fixed steps got as `tau_all`, seed by seed."""
+    rivals = [run.experiment for curve in curves if not is_adaptive(curve.method) for run in curve.runs]
+    for curve in curves:
+        finished = [run for run in curve.runs if run.summary]
+        if rivals and is_adaptive(curve.method) and finished:
+            budgets = {run.experiment.seed: find_budget(run) for run in finished}
+            if all(budgets.get(e.seed) == e.tau_all for e in rivals):
+                return curve
+    return None
+
+
+def make_commands(curves: Sequence[Curve]) -> list[str]:
+    """One comparison where the runs are one, else a line per run; those with custom objects are only counted."""
+    runs = [run for curve in curves for run in curve.runs]
+    experiments = [run.experiment for run in runs if not is_from_python(run)]
+    if len(experiments) == len(runs) and (comparison := _make_comparison(curves)):
+        return [comparison]
+    lines = [f"fedveca run {' '.join(make_words(asdict(e)))}" for e in experiments[:MOST_LINES]]
+    if len(experiments) > MOST_LINES:
+        lines.append(f"# and {len(experiments) - MOST_LINES} more, each from its experiment.toml")
+    from_python = len(runs) - len(experiments)
+    return lines + ([PYTHON_NOTE.format(from_python)] if from_python else [])
+
+
+def make_words(settings: dict[str, SettingValue]) -> list[str]:
+    """The nearest preset, and what differs from it; where the data are is the machine's matter."""
+    settings = {key: value for key, value in settings.items() if key != "data_dir"}
+    near = min(presets(), key=lambda name: len(_differ(settings, name)))
+    return [near, *(shlex.quote(f"{key}={settings[key]}") for key in _differ(settings, near))]
+
+
+def _make_comparison(curves: Sequence[Curve]) -> str:
+    """`fedveca compare` where it makes exactly these runs."""
+    methods = [curve.method for curve in curves]
+    seeds = [run.experiment.seed for run in curves[0].runs]
+    if len(curves) < 2 or len(set(methods)) < len(methods) or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+        return ""
+    if any([run.experiment.seed for run in curve.runs] != seeds for curve in curves):
+        return ""
+    experiments = [run.experiment for curve in curves for run in curve.runs]
+    shared = [key for key in FIELDS if key not in ("method", "seed", "tau_all", "data_dir")]
+    totals = {e.tau_all for e in experiments if not is_adaptive(e.method)}
+    adaptive = {e.tau_all for e in experiments if is_adaptive(e.method)}
+    if len({tuple(getattr(e, key) for key in shared) for e in experiments}) > 1 or adaptive - {0}:
+        return ""
+    settings: dict[str, SettingValue] = {key: getattr(experiments[0], key) for key in (*shared, "seed")}
+    if setter := find_budget_setter(curves):  # it comes first, and the others get its total
+        methods.sort(key=lambda method: method != setter.method)
+    elif len(totals) > 1:
+        return ""
+    else:
+        settings["tau_all"] = max(totals, default=0)
+        methods.sort(key=is_adaptive)
+    named = "" if tuple(methods) == paper_methods() else f" --methods {','.join(methods)}"
+    return f"fedveca compare {' '.join(make_words(settings))}{named} --seeds {len(seeds)}"
+
+
+def is_from_python(run: Run) -> bool:
+    """Whether the run had custom objects, which only Python can give."""
+    return any(str(value).startswith(CUSTOM) for value in asdict(run.experiment).values())
+
+
+def _differ(settings: dict[str, SettingValue], name: str) -> list[str]:
+    has = _read_preset(name)
+    return [key for key, value in settings.items() if has[key] != value]
+
+
+@cache
+def _read_preset(name: str) -> dict[str, SettingValue]:
+    return asdict(Experiment(**preset(name)))

@@ -1,0 +1,180 @@
+"""What one section of a report draws, as numbers for the page's script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict, TypeVar, cast
+
+from fedveca.algorithms.registry import is_pooled
+from fedveca.runs.folder import Run
+from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
+from fedveca.views.report.text import name_quantity
+from fedveca.views.series import (
+    AXES,
+    Band,
+    Curve,
+    HeatMap,
+    compute_band,
+    find_direction,
+    list_metrics,
+    make_heat_map,
+    pick_evenly,
+    read_partition,
+)
+
+MOST_NUMBERS = 300_000  # of heat maps in one report
+MOST_CHOICES = 12  # runs, and partitions, that a section lets one choose from
+MAP_SCALES = {"tau": False, "A": True, "beta": True, "delta": True}  # whether the scale is logarithmic
+LINE_BOUNDS = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
+Nested = TypeVar("Nested")
+
+
+class MetricData(TypedDict):
+    name: str
+    label: str
+    percent: bool
+    rising: bool
+
+
+class CurveData(TypedDict):
+    label: str
+    colour: str
+    dash: str
+    strong: bool
+    metrics: dict[str, Band]
+
+
+class MapData(HeatMap):
+    name: str
+    symbol: str
+    log: bool
+    small: bool
+
+
+class LineData(TypedDict):
+    name: str
+    symbol: str
+    bound: float | None
+    rounds: list[int]
+    y: list[float]
+
+
+class PartitionData(Partition):
+    label: str
+
+
+class RunData(TypedDict):
+    """One run round by round: its clients' numbers as maps, its own as lines."""
+
+    label: str
+    maps: list[MapData]
+    lines: list[LineData]
+    partition: int | None  # its place in the section's
+
+
+class SectionData(TypedDict):
+    axes: dict[str, str]
+    metrics: list[MetricData]
+    curves: list[CurveData]
+    runs: list[RunData]
+    partitions: list[PartitionData]
+    adaptive: int  # runs that adapt their steps, of which some may be left out
+
+
+def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
+    """The curves of every section; runs that adapt their steps, first seeds first, as far as there is room."""
+    made = [_make_section(curves) for curves in sections]
+    room = MOST_NUMBERS
+    each = [
+        (rank, section, curve, run)
+        for section, curves in zip(made, sections, strict=True)
+        for curve in curves
+        for rank, run in enumerate(curve.runs)
+    ]
+    for _, section, curve, run in sorted(each, key=lambda entry: entry[0]):
+        label = f"{curve.label}, seed {run.experiment.seed}"
+        if _is_adaptive(run) and len(section["runs"]) < MOST_CHOICES:
+            maps = [_make_map(run, name) for name in MAP_SCALES]
+            size = sum(len(heat["z"]) * len(heat["rounds"]) for heat in maps)
+            if size <= room:
+                room -= size
+                lines = [_make_line(run, name) for name in LINE_BOUNDS]
+                place = _place_partition(section, run, label)
+                section["runs"].append({"label": label, "maps": maps, "lines": lines, "partition": place})
+        elif not is_pooled(curve.method):
+            _place_partition(section, run, label)
+    return made
+
+
+def _make_section(curves: Sequence[Curve]) -> SectionData:
+    runs = [run for curve in curves for run in curve.runs]
+    names = list_metrics(runs)
+    return {
+        "axes": AXES,
+        "metrics": [
+            {
+                "name": name,
+                "label": name_quantity(name),
+                "percent": describe_quantity(name).unit == "share",
+                "rising": find_direction(runs, name) == "higher",
+            }
+            for name in names
+        ],
+        "curves": [
+            {
+                "label": curve.label,
+                "colour": curve.colour,
+                "dash": curve.dash,
+                "strong": curve.method == "fedveca",
+                "metrics": {name: _round_numbers(compute_band(curve.runs, name, 500)) for name in names},
+            }
+            for curve in curves
+        ],
+        "runs": [],
+        "partitions": [],
+        "adaptive": sum(map(_is_adaptive, runs)),
+    }
+
+
+def _make_map(run: Run, name: str) -> MapData:
+    heat = _round_numbers(make_heat_map(run, name), 4)
+    return {**heat, "name": name, "symbol": SCHEMA[name].symbol, "log": MAP_SCALES[name], "small": name != "tau"}
+
+
+def _make_line(run: Run, name: str) -> LineData:
+    points = [(k + 1, v) for k, record in enumerate(run.rounds) if (v := get_number(record, name)) is not None]
+    points = [points[i] for i in pick_evenly(len(points), 500)]
+    points = [(k, v) for k, v in points if name == "tau_k" or v > 0]  # L is 0 while none is known
+    symbol = SCHEMA[name].symbol or SCHEMA[name].label
+    y = _round_numbers([v for _, v in points])
+    return {"name": name, "symbol": symbol, "bound": LINE_BOUNDS[name], "rounds": [k for k, _ in points], "y": y}
+
+
+def _place_partition(section: SectionData, run: Run, label: str) -> int | None:
+    """The place of the run's partition in its section, which holds each once."""
+    part, known = read_partition(run), section["partitions"]
+    if part is None:
+        return None
+    for i, other in enumerate(known):
+        if {**other, "label": ""} == {**part, "label": ""}:
+            return i
+    if len(known) == MOST_CHOICES:
+        return None
+    known.append({**part, "label": label})
+    return len(known) - 1
+
+
+def _is_adaptive(run: Run) -> bool:
+    return any(isinstance(record.get("A"), list) for record in run.rounds)
+
+
+def _round_numbers(value: Nested, digits: int = 6) -> Nested:
+    """Numbers to so many digits, through lists and tables; whole ones as such."""
+    out: object = value
+    if isinstance(value, dict):
+        out = {key: _round_numbers(v, digits) for key, v in value.items()}
+    elif isinstance(value, list):
+        out = [_round_numbers(v, digits) for v in value]
+    elif isinstance(value, float):
+        out = int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{digits}g}")
+    return cast(Nested, out)
