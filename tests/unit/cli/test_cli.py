@@ -95,7 +95,7 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         ("rounds=-1", "rounds=-1 is out of range; allowed: >= 1"),
         ("tau_max=1", "tau_max=1 is out of range; allowed: [2, 100000]"),
         ("tau_0=99999999999999999999", "tau_0=99999999999999999999 is out of range; at most 2147483647"),
-        ("participation=1.5", "participation=1.5 is out of range; allowed: [0, 1]"),
+        ("participation=1.5", "participation=1.5 is out of range; allowed: (0, 1]"),
         ("seed=-1", "seed=-1 is out of range; allowed: [0, 2147483647]"),
         # what does not fit the data
         ("clients=1439 partition=iid", "clients=1439 is more than the 1438 training rows"),
@@ -335,7 +335,7 @@ def test_list_shows_all_that_can_be_named(capsys: Capture, here: Path) -> None:
     table = {line.split()[0]: line for line in lines[lines.index("") :] if line}
     assert set(FIELDS) <= set(table)
     assert table["alpha"].split()[1:4] == ["0.95", "(0,", "1)"]
-    assert table["participation"].split()[1:4] == ["1.0", "[0,", "1]"]
+    assert table["participation"].split()[1:4] == ["1.0", "(0,", "1]"]
     assert table["batch"].split()[1:4] == ["100", ">=", "1"]
     assert standing(here) == {}
 

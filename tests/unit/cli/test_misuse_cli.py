@@ -169,8 +169,8 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "model=a/b:f"], "model=a/b:f is not known"),
         (["run", "model=json:loads"], "model=json:loads cannot be built for rows of shape [1, 8, 8] and 10 classes: "),
         (["run", "track=wandb,"], "track=wandb,: '' is not known; allowed: some of "),
-        (["run", "data_dir=a\nb", "data=mnist"], "a\\nb, named by data_dir, is no folder"),
-        (["run", "data_dir=\0", "data=mnist"], "\\x00, named by data_dir, is no folder"),
+        (["run", "data_dir=a\nb", "data=mnist"], "a\\nb, named by data_dir, is not a folder"),
+        (["run", "data_dir=\0", "data=mnist"], "\\x00, named by data_dir, is not a folder"),
         # files that are no presets
         (["run", "latin.toml"], "latin.toml cannot be read: "),
         (["run", "folder.toml"], "folder.toml cannot be read: [Errno 21] Is a directory"),
@@ -206,7 +206,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["reproduce", "--seeds", "0"], "--seeds 0 is out of range; allowed: >= 1"),
         (["reproduce", "--seeds", "1000000000"], "--seeds 1000000000 is out of range; at most 10000"),
         (["reproduce", "--workers", "1000000000"], "--workers 1000000000 is out of range; at most 1024"),
-        (["reproduce", "table1", "--data-dir", "nowhere"], "nowhere, named by data_dir, is no folder"),
+        (["reproduce", "table1", "--data-dir", "nowhere"], "nowhere, named by data_dir, is not a folder"),
         (["reproduce", "table1", "--out", "file"], "file is a file; name a folder"),
         # partition, data
         (["partition", "clients=2147483647"], "clients=2147483647 is more than the 1438 training rows"),
@@ -216,10 +216,10 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["partition", "newline.toml"], "data=custom:x\\ntouch PWN\\n# is an object that was given from Python"),
         (["data", "get", ""], "there are no files to get for ''"),
         (["data", "get", "../x"], "there are no files to get for '../x'"),
-        (["data", "get", "mnist\0"], "there are no files to get for 'mnist\\x00'; did you mean 'mnist'?"),
+        (["data", "get", "mnist\0"], "there are no files to get for 'mnist\\x00' (did you mean mnist?); allowed: "),
         (["data", "get", "digits"], "there are no files to get for 'digits'"),
-        (["data", "get", "mnist", "--data-dir", "file"], "file, named by data_dir, is no folder"),
-        (["data", "get", "mnist", "--data-dir", "a\0b"], "a\\x00b, named by data_dir, is no folder"),
+        (["data", "get", "mnist", "--data-dir", "file"], "file, named by data_dir, is not a folder"),
+        (["data", "get", "mnist", "--data-dir", "a\0b"], "a\\x00b, named by data_dir, is not a folder"),
         # deploy
         (["deploy", "init", "k", "--nodes", "0"], "clients=0 is out of range; allowed: >= 1"),
         (["deploy", "init", "k", "--nodes", "2147483647"], "--nodes 2147483647 is out of range; at most 10000 nodes"),
