@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-PLUGINS = {
+_PLUGINS = {
     "trackers": "fedveca.trackers.tracking:make_trackers",  # (the setting `track`) -> observers
     "notebook": "fedveca.views.notebook:render_run",  # (a run) -> HTML
 }
@@ -14,6 +14,6 @@ PLUGINS = {
 
 def load_plugin(name: str) -> Callable[..., Any]:
     """The function behind a name."""
-    module, _, function = PLUGINS[name].partition(":")
+    module, _, function = _PLUGINS[name].partition(":")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found

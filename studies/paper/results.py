@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict, cast
 
 from fedveca.runs.files import read_object
 from fedveca.runs.statistics import is_clear, mean_and_spread, paired_difference
-from fedveca.runs.study import Setting, Study
+from fedveca.runs.study import Study, StudySetting
 from studies.paper import claims, claims_svm, figures
 from studies.paper.claims import METRICS, Claim, Holds
 from studies.paper.measures import (
@@ -107,7 +107,7 @@ class StudyRow(TypedDict):
     """What was run."""
 
     preset: str
-    settings: dict[str, Setting]
+    settings: dict[str, StudySetting]
     methods: tuple[str, ...]
 
 

@@ -25,6 +25,7 @@ from fedveca.runs.run import run
 from fedveca.runs.schema import Environment, get_number
 from fedveca.tasks.datasets.dataset import load
 from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.views.series import find_look
 
 Settings = dict[str, str | int | float]
 METHODS = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold")

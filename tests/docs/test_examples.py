@@ -14,8 +14,8 @@ from fedveca.testing import check_algorithm
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARES = {  # scripts, and what their last percentage must pass (chance is 10, 33, 63, 40, 18)
     "from_python.py": 50,
-    "own_arrays.py": 75,
-    "own_method.py": 75,
+    "custom_arrays.py": 75,
+    "custom_method.py": 75,
     "hugging_face.py": 85,
     "text.py": 30,
 }
@@ -49,7 +49,7 @@ def test_every_example_is_run() -> None:
 
 
 def test_a_method_of_ones_own_is_short_and_keeps_the_contract() -> None:
-    path = EXAMPLES / "own_method.py"
+    path = EXAMPLES / "custom_method.py"
     assert len(path.read_text().splitlines()) < 60
     imports = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
     assert imports <= {"dataclasses", "tempfile", "typing", "torch", "fedveca", "fedveca.algorithms", "fedveca.testing"}

@@ -75,7 +75,8 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     """w after some rounds, the tau of each, and the cohort."""
     built = build(e)
     seen = list(federate(built.algorithm, built.cohort, built.state, rounds, participation=e.participation))
-    return seen[-1][0].w, [trace["tau"] for _, trace in seen], built.cohort
+    engine = getattr(built.cohort, "cohort", built.cohort)  # inside privacy
+    return seen[-1][0].w, [trace["tau"] for _, trace in seen], engine
 
 
 @pytest.mark.usefixtures("cores")

@@ -69,5 +69,5 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     found = said(python, "-c", code, cwd=here)
     assert found.startswith("[] ")
     assert str(tmp_path / "env") in found
-    own = (ROOT / "examples" / "own_arrays.py").read_text()
+    own = (ROOT / "examples" / "custom_arrays.py").read_text()
     assert "test accuracy" in said(python, "-c", own, cwd=here)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 PROCESS = "node_process"  # in a node's folder: the log of its process, the file with its id, and its socket
-Setting = bool | int | float | str
+ConfigValue = bool | int | float | str
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -32,7 +32,7 @@ class NodeOrder(TypedDict):
 class NodeRequest(TypedDict):
     """An order, with what its message says of the run and of the node."""
 
-    settings: dict[str, Setting]
+    settings: dict[str, ConfigValue]
     client: int
     order: NodeOrder
 

@@ -16,7 +16,16 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedveca.deploy.exchange import PROCESS, Arrays, NodeAnswer, NodeOrder, NodeRequest, Setting, decode_answer, encode
+from fedveca.deploy.exchange import (
+    PROCESS,
+    Arrays,
+    ConfigValue,
+    NodeAnswer,
+    NodeOrder,
+    NodeRequest,
+    decode_answer,
+    encode,
+)
 from fedveca.deploy.private_api import find_socket, make_private
 
 if TYPE_CHECKING:
@@ -43,7 +52,7 @@ def answer(message: Message, context: Context) -> Message:
 
     order, vectors = read_order(message)
     request: NodeRequest = {
-        "settings": cast(dict[str, Setting], dict(context.run_config)),
+        "settings": cast(dict[str, ConfigValue], dict(context.run_config)),
         "client": int(context.node_config["partition-id"]),
         "order": cast(NodeOrder, order),
     }

@@ -25,7 +25,7 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.exchange import PROCESS, Arrays, NodeAnswer, NodeRequest, Setting, decode_request, encode
+from fedveca.deploy.exchange import PROCESS, Arrays, ConfigValue, NodeAnswer, NodeRequest, decode_request, encode
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
@@ -51,7 +51,7 @@ def work(data: bytes, folder: Path) -> bytes:
         return encode({"error": why}, {})
 
 
-def make_experiment(settings: dict[str, Setting]) -> Experiment:
+def make_experiment(settings: dict[str, ConfigValue]) -> Experiment:
     """The experiment of a run-config, which may also hold what is not a setting."""
     known: dict[str, Any] = {name: value for name, value in settings.items() if name in FIELDS}
     return Experiment(**known)

@@ -26,7 +26,7 @@ from typing import Any
 from fedveca.errors import UserError
 
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
-FOLDER = "FEDVECA_API_DIR"
+API_FOLDER = "FEDVECA_API_DIR"
 SERVER_PROGRAMS = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flwr")
 NODE_PROGRAMS = ("flower-supernode", "flower-superexec", "flwr-clientapp")
 TASK_PROGRAMS = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
@@ -133,11 +133,11 @@ def _main() -> None:
     if name == "flower-superexec":
         keep_running(os.getppid())
     os.umask(0o077)
-    use_socket(Path(os.environ[FOLDER]))
+    use_socket(Path(os.environ[API_FOLDER]))
     if name == "flwr-clientapp":
         from fedveca.deploy.pin import enforce_pin
 
-        enforce_pin(Path(os.environ[FOLDER]))
+        enforce_pin(Path(os.environ[API_FOLDER]))
     sys.exit(load_program(name)())
 
 

@@ -187,7 +187,7 @@ class SuperLink:
         return self.processes[name]
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
-        here = {"PATH": search_path(self.folder / "bin"), private_api.FOLDER: str(self.folder)}
+        here = {"PATH": search_path(self.folder / "bin"), private_api.API_FOLDER: str(self.folder)}
         here["FLWR_HOME"] = str(self.folder / "flower")
         return os.environ | FLOWER_ENVIRONMENT | here | self.environment | more
 

@@ -45,7 +45,7 @@ def prepare_node(
     return command, FLOWER_ENVIRONMENT | {
         "FLWR_HOME": str(folder / "flower"),
         "FEDVECA_NODE_DIR": str(folder),
-        private_api.FOLDER: str(folder),
+        private_api.API_FOLDER: str(folder),
         "PATH": search_path(programs),
     }
 

@@ -46,8 +46,8 @@ from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
 
 Method = str | Algorithm
-NONE: CustomObjects = {}
-log = logging.getLogger(__name__)
+_NO_OBJECTS: CustomObjects = {}
+_log = logging.getLogger(__name__)
 
 
 class SeedValues(TypedDict):
@@ -78,7 +78,7 @@ class Chain(NamedTuple):
     device: str
 
     def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NONE
+        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = _NO_OBJECTS
     ) -> list[Run]:
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
@@ -104,7 +104,7 @@ class Chain(NamedTuple):
             if is_adaptive(method) and not runs:
                 tau_all = find_budget(done)
                 if done.diverged:
-                    log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
+                    _log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
             runs.append(done)
         return runs
 
@@ -251,7 +251,7 @@ def folder_name(method: Method) -> str:
     )
 
 
-def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = NONE) -> Run | None:
+def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = _NO_OBJECTS) -> Run | None:
     """The run of this experiment that `folder` holds; one that never began is removed, another's is rejected.
 
     Where the data are and who tracks the run decide no number, so they may differ.

@@ -21,7 +21,7 @@ RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
-class State(Protocol):
+class NamedState(Protocol):
     """What every method's server state has, a NamedTuple: see algorithms/contract.py."""
 
     @property

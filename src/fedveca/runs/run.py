@@ -43,7 +43,7 @@ from fedveca.runs.schema import Round, Summary
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.partition import label_counts
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def run(
@@ -157,7 +157,7 @@ def resume(
         built = build(e, device, cohort=cohort, **custom)
         keeper, note = _find_progress(out, former, built, device)
         if note:
-            log.warning("%s", note)
+            _log.warning("%s", note)
         records = [_drop_test_values(record, built.experiment) for record in former.rounds[: keeper.round]]
         with RunFolder.reopen(out, built.experiment, records) as folder, stop_or_signal(stop) as stopping:
             if note.endswith(FORMER):

@@ -17,9 +17,9 @@ from fedveca.runs.overrides import check_seeds_and_methods
 from fedveca.runs.schema import get_number
 from fedveca.runs.statistics import mean_and_spread, paired_difference
 
-Setting = str | int | float
+StudySetting = str | int | float
 KEYS = ("name", "preset", "settings", "methods", "seeds")
-FOLDER = re.compile(r"\w[\w.=+-]{0,199}")
+FOLDER_NAME = re.compile(r"\w[\w.=+-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Study:
 
     name: str
     preset: str
-    settings: dict[str, Setting]
+    settings: dict[str, StudySetting]
     methods: tuple[str, ...]
     seeds: int = 3
 
@@ -53,7 +53,7 @@ class Gap(TypedDict):
     n: int
 
 
-class Column(SeedValues):
+class StudyColumn(SeedValues):
     """One test value over the seeds that did not diverge, and its difference from the first method's."""
 
     minus_first: Gap | None  # None for the first method itself, and where no seed has both
@@ -66,8 +66,8 @@ class MethodRow(TypedDict):
     seeds: list[int]
     diverged: list[int]
     tau_all: float | None
-    kept: dict[str, Column]
-    last: dict[str, Column]
+    kept: dict[str, StudyColumn]
+    last: dict[str, StudyColumn]
 
 
 class StudyTable(TypedDict):
@@ -75,7 +75,7 @@ class StudyTable(TypedDict):
 
     name: str
     preset: str
-    settings: dict[str, Setting]
+    settings: dict[str, StudySetting]
     methods: tuple[str, ...]
     rows: list[MethodRow]
 
@@ -110,8 +110,8 @@ def read_study(path: Path | str) -> tuple[Study, ...]:
     return studies
 
 
-def _make_study(common: dict[str, Any], entry: dict[str, Any]) -> Study:
-    settings: dict[str, Setting] = {}
+def _make_study(common: Mapping[str, Any], entry: Mapping[str, Any]) -> Study:
+    settings: dict[str, StudySetting] = {}
     for table in (common, entry):
         for key in table:
             if key not in KEYS:
@@ -121,12 +121,12 @@ def _make_study(common: dict[str, Any], entry: dict[str, Any]) -> Study:
         if not isinstance(more, dict):
             raise UserError(f"settings={show_value(more)} is not a table of settings")
         settings |= {check_setting(key): value for key, value in more.items()}
-    values: dict[str, Any] = {"preset": "digits-case3", "seeds": 3, "methods": []} | common | entry
+    values: Mapping[str, Any] = {"preset": "digits-case3", "seeds": 3, "methods": [], **common, **entry}
     base = values["preset"]
     if not isinstance(base, str):
         raise UserError(f"preset={show_value(base)} is not a text; it names a preset or a .toml file")
     name = values.get("name", Path(base).stem)
-    if not isinstance(name, str) or not FOLDER.fullmatch(name):
+    if not isinstance(name, str) or not FOLDER_NAME.fullmatch(name):
         raise UserError(f"name={show_value(name)} is not a name of letters, digits and . = + - _, for a folder")
     if "method" in settings:
         raise UserError(f"method={show_value(settings['method'])} is not a setting of a study; `methods` lists them")
@@ -217,9 +217,11 @@ def tabulate_study(study: Study, runs: Sequence[Run]) -> StudyTable:
     }
 
 
-def _columns(mine: Mapping[int, Run], first: Mapping[int, Run], which: Literal["kept", "last"]) -> dict[str, Column]:
+def _columns(
+    mine: Mapping[int, Run], first: Mapping[int, Run], which: Literal["kept", "last"]
+) -> dict[str, StudyColumn]:
     """The test values of the kept or the last model."""
-    columns: dict[str, Column] = {}
+    columns: dict[str, StudyColumn] = {}
     for name in ("test_loss", next(iter(mine.values())).metric) if mine else ():
         a, b = ({seed: get_number(run.summary[which], name) for seed, run in of.items()} for of in (mine, first))
         both = [seed for seed in a if a[seed] is not None and b.get(seed) is not None]

@@ -18,7 +18,7 @@ from fedveca.tasks.datasets.dataset import Dataset, prepare
 LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
 CUSTOM = "custom:"  # what the settings of a run call an object that was given from Python
-Array = NDArray[Any]
+ArrayLike = NDArray[Any]
 
 
 def import_object(name: str, said: str) -> object:
@@ -246,7 +246,7 @@ def _to_tensor(values: Any, said: str) -> Tensor:
     return _to_signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
 
 
-def _describe_array(array: Array, values: Any, of_text: str) -> str:
+def _describe_array(array: ArrayLike, values: Any, of_text: str) -> str:
     """What is wrong with an array of other things than numbers."""
     if array.dtype.kind == "O" and array.ndim == 0:
         way = "toarray() makes one" if hasattr(values, "toarray") else "rows of numbers are needed, [D, ...]"
@@ -257,7 +257,7 @@ def _describe_array(array: Array, values: Any, of_text: str) -> str:
     return f"holds {array.dtype if array.dtype.kind != 'O' else show_value(first)}, not numbers"
 
 
-def _to_signed(array: Array, said: str) -> Tensor:
+def _to_signed(array: ArrayLike, said: str) -> Tensor:
     """As a tensor; PyTorch hardly computes with unsigned numbers of more than a byte."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and int(array.max()) >= 2**63:
@@ -337,7 +337,7 @@ def _read_items(dataset: Any, said: str) -> tuple[Any, Any]:
     return columns[0], columns[1]
 
 
-def _read_columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[Array, Array]:
+def _read_columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tuple[ArrayLike, ArrayLike]:
     names = [x] if isinstance(x, str) else list(x) if isinstance(x, Sequence) else []
     if not names:
         raise UserError(f"x={show_value(x)} names no column; it is a column's name, or a list of them")
@@ -353,7 +353,7 @@ def _read_columns(dataset: Any, x: str | Sequence[str], y: str, said: str) -> tu
     return rows, _read_column(dataset, y, said)
 
 
-def _read_column(dataset: Any, name: str, said: str) -> Array:
+def _read_column(dataset: Any, name: str, said: str) -> ArrayLike:
     there = getattr(dataset, "column_names", None)
     if isinstance(there, dict):
         raise UserError(f"{said} is of several splits ({', '.join(there)}); give one of them")

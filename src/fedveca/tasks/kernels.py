@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-NONE = 4  # no gradient: the ReLU is off
+_NONE = 4  # no gradient: the ReLU is off
 
 
 @triton.jit
@@ -72,7 +72,7 @@ class Pool(torch.autograd.Function):
         _, C, H, W = ctx.shape
         dx = torch.empty(ctx.shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
         _backward[(triton.cdiv(g.numel(), BLOCK),)](g, which, dx, g.numel(), H, W, C, BLOCK)
-        return dx, torch.where(which < NONE, g, 0).sum((0, 2, 3), dtype=torch.float32)
+        return dx, torch.where(which < _NONE, g, 0).sum((0, 2, 3), dtype=torch.float32)
 
 
 def pool(x: Tensor, bias: Tensor) -> Tensor:

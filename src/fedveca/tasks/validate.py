@@ -13,7 +13,7 @@ from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy,
 from fedveca.tasks.problem import FEW, ModuleProblem, Problem
 
 ROWS = 8  # tried at a time
-ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
+ALL, FIRST, _LAST = slice(None), slice(0, 1), slice(-1, None)
 Metric = Callable[[Tensor, Tensor], Any]  # one number per row, or one of all rows
 
 
@@ -148,7 +148,7 @@ def _check_loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
     given = scores.clone(), y.clone()
     try:
         rows = goal.loss(*given)
-        again, first, last = (goal.loss(scores[at].clone(), y[at].clone()) for at in (ALL, FIRST, LAST))
+        again, first, last = (goal.loss(scores[at].clone(), y[at].clone()) for at in (ALL, FIRST, _LAST))
     except Exception as error:
         labels = "; labels are whole numbers, y.astype(int)" if y.is_floating_point() else ""
         raise UserError(
@@ -171,7 +171,7 @@ def _check_loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
         raise UserError(
             f"{said} gives other values each time: chance or state within it is not the seed's; leave it out"
         )
-    for which, alone, at in (("first", first, FIRST), ("last", last, LAST)):
+    for which, alone, at in (("first", first, FIRST), ("last", last, _LAST)):
         if alone.shape[1:] != rows.shape[1:] or not torch.allclose(per_row(alone), per_row(rows)[at]):
             raise UserError(
                 f"{said} mixes rows: that of the {which} row changes with the others; "

@@ -24,7 +24,7 @@ from fedveca.errors import suggest
 from fedveca.tasks.datasets import archives
 from fedveca.tasks.datasets.archives import DataError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 Meter = Callable[[int, int], None]  # bytes done, bytes in all or 0
 Contents = dict[str, bytes]
 
@@ -297,7 +297,7 @@ def _read_package(package: Package, meter: Meter) -> Contents:
     meter(0, 0)
     if (client := shutil.which(package.command[0])) is None:
         raise DataError(f"{package.command[0]} is not on the PATH")
-    log.warning("running %s, which downloads a package and installs nothing", " ".join(package.command))
+    _log.warning("running %s, which downloads a package and installs nothing", " ".join(package.command))
     with tempfile.TemporaryDirectory(prefix="fedveca-") as folder:
         command, nothing = [client, *package.command[1:]], subprocess.DEVNULL
         done = subprocess.run(command, cwd=folder, stdin=nothing, capture_output=True, timeout=CLIENT_S)
@@ -312,8 +312,8 @@ def _read_package(package: Package, meter: Meter) -> Contents:
 @contextlib.contextmanager
 def _show_progress(what: str) -> Iterator[Meter]:
     """Logs what is under way, with a bar where standard error is a terminal and such notes are wanted."""
-    log.info("%s", what)
-    if not sys.stderr.isatty() or not log.isEnabledFor(logging.INFO):
+    _log.info("%s", what)
+    if not sys.stderr.isatty() or not _log.isEnabledFor(logging.INFO):
         yield lambda done, total: None
         return
     from rich.console import Console

@@ -32,7 +32,7 @@ _FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE)
 _LETTERS = 200  # of a setting or a metric's name in the list
 _ENDED = "its process ended before the last round; to resume: "
 
-Setting = str | float | None
+ShownSetting = str | float | None
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Row:
     id: str
     began: float
     changed: float
-    method: Setting = None
-    data: Setting = None
-    model: Setting = None
-    partition: Setting = None
-    clients: Setting = None
-    seed: Setting = None
+    method: ShownSetting = None
+    data: ShownSetting = None
+    model: ShownSetting = None
+    partition: ShownSetting = None
+    clients: ShownSetting = None
+    seed: ShownSetting = None
     rounds: int = 0
     of: int | None = None
     metric: str = ""  # the recorded name of `score`; empty until it is known

@@ -45,7 +45,6 @@ class Screen(Observer):
 
     def __enter__(self) -> Screen:
         self._show_warning, warnings.showwarning = warnings.showwarning, self._show_ours
-        self._handler.setLevel(logging.WARNING if self.quiet else logging.INFO)
         self._level = LOGGER.level
         LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(self._handler)

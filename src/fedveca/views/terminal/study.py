@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveca.runs.schema import describe_quantity, format_spread, short_label
-from fedveca.runs.study import Column, StudyTable
+from fedveca.runs.study import StudyColumn, StudyTable
 
 
 def study_table(content: StudyTable) -> Table:
@@ -35,7 +35,7 @@ def study_table(content: StudyTable) -> Table:
     return shown
 
 
-def _cells(column: Column | None, name: str) -> tuple[str, str]:
+def _cells(column: StudyColumn | None, name: str) -> tuple[str, str]:
     """A value and its difference from the first method's."""
     if column is None:
         return "-", "-"
