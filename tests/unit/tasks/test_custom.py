@@ -357,7 +357,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
     assert (done.experiment.loss, done.experiment.metric) == ("custom:huber", f"custom:{metric.__name__}")
     with Screen() as screen:
         screen.summarize(done)
-        screen.print(make_method_table(make_table([done]), "mine"))
+        screen.print(make_method_table(make_table([done]), "mine", done.directions))
         screen.start(done.experiment, None)
         screen.round(done.rounds[-1])
         screen.end(done)
