@@ -37,6 +37,7 @@ RESUMED = (
 STOPPED_FOLDERS = ("fedveca-digits-mlp", "scaffold-partial")  # after half of their rounds
 FINISHED_FOLDER = "corrected-digits"  # after half of its rounds, which were all that were wanted
 TIMES = ("seconds",)
+QUOTIENTS = ("beta", "delta", "A", "L", "premise")  # of differences in float32: elsewhere they agree to fewer digits
 VARIABLES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -166,7 +167,8 @@ def _compare(where: str, want: Json, got: Json, exact: bool) -> list[str]:
         return [text for at, (a, b) in enumerate(zip(want, got, strict=True))
                 for text in _compare(f"{where}[{at}]", a, b, exact)]  # fmt: skip
     if isinstance(want, float) and isinstance(got, float) and not exact:
-        return [] if math.isclose(want, got, rel_tol=1e-6, abs_tol=1e-6) else [f"{where}: {got}, not {want}"]
+        most = 1e-4 if where.split(".")[-1].partition("[")[0] in QUOTIENTS else 1e-6
+        return [] if math.isclose(want, got, rel_tol=most, abs_tol=1e-6) else [f"{where}: {got}, not {want}"]
     if isinstance(want, dict) and isinstance(got, dict):
         return [f"{where}: the names {sorted(want.keys() ^ got.keys())} are only on one side"]
     return [] if type(want) is type(got) and want == got else [f"{where}: {got}, not {want}"]

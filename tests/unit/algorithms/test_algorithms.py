@@ -156,6 +156,23 @@ def test_a_rejected_round_keeps_L() -> None:
     assert float(again.L) == float(first.L) > 0
 
 
+def test_what_fedveca_records_by_hand() -> None:
+    """delta, A, L and the premise of one round, from numbers that are easy to divide."""
+    algorithm = FedVeca(0.5, alpha=0.9)
+    state = algorithm.init(torch.zeros(2), torch.tensor([4, 4]))._replace(
+        k=torch.tensor(1), grad_last=torch.tensor([3.0, 4.0]), L=torch.tensor(2.0, dtype=torch.float64)
+    )
+    each = {"tau": [2.0, 6.0], "beta": [3.0, 1.0], "spread": [50.0, 100.0]}
+    numbers = {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()}
+    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    report = Report({"G": torch.ones(2), "grad": torch.ones(2)}, numbers, 1.0)
+    _, recorded = algorithm.update(state, torch.arange(2), weights, report)
+    assert recorded["delta"].tolist() == pytest.approx([50 / 25, 100 / 25])  # A2.17: over |grad F(w_(k-1))|^2
+    assert recorded["A"].tolist() == pytest.approx([0.5 * 9 * 2, 0.5 * 1 * 4])  # eta beta^2 delta
+    assert float(recorded["L"]) == 2
+    assert float(recorded["premise"]) == pytest.approx(0.5 * 5 * 2)  # eta tau_k L, tau_k = 0.25 * 2 + 0.75 * 6
+
+
 HAND = [  # A, alpha, tau_max, tau
     ([1, 1, 1], 0.95, 50, [20, 20, 20]),  # 1 / (1 - 0.95) is 19.999999999999982 in binary
     ([1, 2, 4], 0.95, 50, [20, 2, 2]),  # 1 / (1 - .475) = 1.9 and 1.3 are raised to 2
@@ -175,6 +192,12 @@ HAND = [  # A, alpha, tau_max, tau
 @pytest.mark.parametrize(("A", "alpha", "tau_max", "tau"), HAND)
 def test_control_by_hand(A: list[float], alpha: float, tau_max: int, tau: list[int]) -> None:
     assert control(torch.tensor(A), alpha, tau_max).tolist() == tau
+
+
+def test_the_smallest_A_that_may_be_false_do_not_decide() -> None:
+    """With a third distrusted, the second smallest A stands for the minimum, and the smallest counts as equal to it."""
+    assert control(torch.tensor([1.0, 1.5, 0.0]), 0.95, 50, distrust=0.34).tolist() == [20, 2, 20]
+    assert control(torch.tensor([1.0, 1.5, 0.0]), 0.95, 50, distrust=0.33).tolist() == [2, 2, 20]
 
 
 anything = st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), min_size=1, max_size=20)

@@ -196,11 +196,18 @@ def test_beta_and_spread_of_corrected_steps_by_hand() -> None:
     assert s.walk.spread.item() == pytest.approx(20)
 
 
-@pytest.mark.parametrize(("by_rows", "tau"), [(True, [15, 6, 9]), (False, [10, 10, 10])])
-def test_tau_and_what_is_recorded_by_hand(by_rows: bool, tau: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("by_rows", "shares", "tau"),
+    [
+        (True, [0.5, 0.2, 0.3], [15, 6, 9]),
+        (True, [0.525, 0.19, 0.285], [16, 6, 9]),  # 15.75, 5.7 and 8.55 are rounded
+        (False, [0.5, 0.2, 0.3], [10, 10, 10]),
+    ],
+)
+def test_tau_and_what_is_recorded_by_hand(by_rows: bool, shares: list[float], tau: list[int]) -> None:
     """With A alike, tau is 1 / (1 - alpha) = 10, or in proportion to the rows 10 n p_i."""
     algorithm = Corrected(0.5, alpha=0.9, by_rows=by_rows)
-    ids, p = torch.arange(3), torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    ids, p = torch.arange(3), torch.tensor(shares, dtype=torch.float64)
     state = algorithm.init(torch.zeros(2), torch.full((3,), 4))._replace(
         k=torch.tensor(1), grad_last=torch.tensor([3.0, 4.0]), L=torch.tensor(2.0, dtype=torch.float64)
     )
