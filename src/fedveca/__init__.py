@@ -1,4 +1,4 @@
-"""FedVeca: federated learning whose clients are told how far to walk.
+"""FedVeca: federated learning that chooses how many local steps each client takes.
 
 from fedveca import Experiment, run
 print(run(Experiment(rounds=20)).summary["kept"])

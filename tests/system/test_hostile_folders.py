@@ -22,7 +22,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import DEEPEST, OBJECT_BYTES, read_inside, read_object, require_inside
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
-from fedveca.views.report import report
+from fedveca.views.paths import find_runs
 
 pytestmark = pytest.mark.slow
 
@@ -342,12 +342,12 @@ def test_runs_are_found_in_folders_of_any_depth(good: Path, tmp_path: Path) -> N
             os.mkdir(deep[-1] / "d")
             deep.append(deep[-1] / "d")
         (tmp_path / "a" / "link").symlink_to(good.parent)
-        found, passed = report.find_runs([tmp_path / "a"])
+        found, skipped = find_runs([tmp_path / "a"])
     finally:
         for path in reversed(deep[1:]):
             path.rmdir()
     assert [run.folder for run in found] == [tmp_path / "a" / "run"]
-    assert passed == []
+    assert skipped == []
 
 
 def test_one_hostile_run_does_not_hide_the_others(good: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -359,9 +359,9 @@ def test_one_hostile_run_does_not_hide_the_others(good: Path, tmp_path: Path, ca
     said = capsys.readouterr()
     assert json.loads(said.out)["runs"] == 1
     first, second = said.err.splitlines()
-    assert first.startswith(f"passed over: {tmp_path}/deep is not a run folder: line 1 of rounds.jsonl is not JSON")
+    assert first.startswith(f"skipped: {tmp_path}/deep is not a run folder: line 1 of rounds.jsonl is not JSON")
     assert second == (
-        f"passed over: {tmp_path}/names cannot be shown: rounds.jsonl has 3002 names of test values; "
+        f"skipped: {tmp_path}/names cannot be shown: rounds.jsonl has 3002 names of test values; "
         "at most 50 can be shown"
     )
 

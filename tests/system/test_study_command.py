@@ -62,9 +62,13 @@ def test_it_runs_and_resumes(study: Path, capsys: Capture) -> None:
 
 
 def test_seeds_and_out_and_json(study: Path, capsys: Capture) -> None:
-    assert main(["study", "mine.toml", "--seeds", "1", "--out", "here", "--device", "cpu", "--json"]) == 0
+    assert (
+        main(["study", "mine.toml", "--seeds", "1", "--out", "here", "--device", "cpu", "--data-dir", ".", "--json"])
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == "here"
+    assert Run.open(study / "here" / "half" / "fedavg-seed0").experiment.data_dir == "."
     assert told["studies"][0]["rows"][0]["seeds"] == [0]
     assert told["studies"] == json.loads((study / "here" / "study.json").read_text())["studies"]
 

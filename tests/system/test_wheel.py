@@ -15,7 +15,7 @@ from fedveca import __version__
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("flwr", "ray", "starlette", "uvicorn", "tensorboard", "mlflow", "wandb", "dp_accounting", "pandas", "pytest")
-SLOW_TO_LOAD = ("matplotlib", "sklearn", "rich", "plotly", "scipy", "PIL", *EXTRAS)
+SLOW_TO_LOAD = ("matplotlib", "sklearn", "rich", "jinja2", "scipy", "PIL", *EXTRAS)
 
 
 def said(*command: object, cwd: Path, **more: str) -> str:

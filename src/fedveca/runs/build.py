@@ -230,7 +230,7 @@ def _on_ray(
     shares: Shares,
     options: CohortOptions,
 ) -> Cohort:
-    """The clients on a Ray cluster; what its workers cannot do is refused here."""
+    """The clients on a Ray cluster; what its workers cannot do is rejected here."""
     if e.aggregate != "mean":
         raise UserError(
             f"aggregate={e.aggregate} needs engine=local: Ray's workers return sums, not each client's vectors"

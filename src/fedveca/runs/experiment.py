@@ -150,10 +150,10 @@ def read_experiment(text: str) -> Experiment:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
-    return _check_settings(upgrade_settings(_load_toml(text, source)))
+    return _check_settings(_load_toml(text, source))
 
 
-def read_toml(name: str) -> dict[str, Any]:
+def read_toml(name: str) -> dict[str, object]:
     """The tables of a TOML file of the user's."""
     try:
         text = _read_file(Path(name))
@@ -162,7 +162,7 @@ def read_toml(name: str) -> dict[str, Any]:
     return _load_toml(text, printable(name))
 
 
-def _load_toml(text: str, source: str) -> dict[str, Any]:
+def _load_toml(text: str, source: str) -> dict[str, object]:
     if text.count(".") > DOTS:
         raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
     try:
@@ -172,10 +172,12 @@ def _load_toml(text: str, source: str) -> dict[str, Any]:
         raise UserError(f"{source} is not TOML: {why}") from error
 
 
-def _check_settings(table: dict[str, Any]) -> dict[str, Any]:
-    for key in table:
+def _check_settings(table: dict[str, object]) -> dict[str, Any]:
+    """The settings of a TOML file in their names of today, each known."""
+    settings = upgrade_settings(table)
+    for key in settings:
         check_setting(key)
-    return table
+    return settings
 
 
 def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
 def preset(name: str) -> dict[str, Any]:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
-        return _check_settings(upgrade_settings(read_toml(name)))
+        return _check_settings(read_toml(name))
     if name not in presets():
         hint = suggest(name, presets())
         all_of_them = ", ".join(presets())

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from fedveca.errors import UserError, printable, show_value, suggest
 from fedveca.runs.compare import SeedValues, compare
@@ -110,7 +110,7 @@ def read_study(path: Path | str) -> tuple[Study, ...]:
     return studies
 
 
-def _make_study(common: Mapping[str, Any], entry: Mapping[str, Any]) -> Study:
+def _make_study(common: Mapping[str, object], entry: Mapping[str, object]) -> Study:
     settings: dict[str, StudySetting] = {}
     for table in (common, entry):
         for key in table:
@@ -121,7 +121,7 @@ def _make_study(common: Mapping[str, Any], entry: Mapping[str, Any]) -> Study:
         if not isinstance(more, dict):
             raise UserError(f"settings={show_value(more)} is not a table of settings")
         settings |= {check_setting(key): value for key, value in more.items()}
-    values: Mapping[str, Any] = {"preset": "digits-case3", "seeds": 3, "methods": [], **common, **entry}
+    values: dict[str, object] = {"preset": "digits-case3", "seeds": 3, "methods": [], **common, **entry}
     base = values["preset"]
     if not isinstance(base, str):
         raise UserError(f"preset={show_value(base)} is not a text; it names a preset or a .toml file")
@@ -130,14 +130,15 @@ def _make_study(common: Mapping[str, Any], entry: Mapping[str, Any]) -> Study:
         raise UserError(f"name={show_value(name)} is not a name of letters, digits and . = + - _, for a folder")
     if "method" in settings:
         raise UserError(f"method={show_value(settings['method'])} is not a setting of a study; `methods` lists them")
-    methods = values["methods"]
+    methods, seeds = values["methods"], values["seeds"]
     if not isinstance(methods, list) or not methods or not all(isinstance(method, str) for method in methods):
         raise UserError(f"methods={show_value(methods)} is not a list of methods such as ['fedveca', 'fedavg']")
-    check_seeds_and_methods(values["seeds"], methods, 1)
+    check_seeds_and_methods(seeds, methods, 1)
+    assert isinstance(seeds, int)
     if twice := next((method for method in methods if methods.count(method) > 1), None):
         raise UserError(f"methods names {twice} twice")
     reject_custom(preset(base) | settings)
-    study = Study(name, base, settings, tuple(methods), values["seeds"])
+    study = Study(name, base, settings, tuple(methods), seeds)
     study.experiment()
     return study
 

@@ -191,7 +191,7 @@ def check_steps(a: Algorithm) -> None:
     raise_unless(
         short is None or long is None or long <= 1.01 * short,
         a,
-        "derives tau: a client that ends at the same model moves the server further when told to take more steps; "
+        "derives tau: a client that ends at the same model moves the server further when it was given more steps; "
         "divide by the tau that finish is given",
     )
 
@@ -202,7 +202,7 @@ def check_storage(a: Algorithm) -> None:
     want, _ = a.update(played.state, IDS, played.p, played.report)
     disk = load(save({name: v.contiguous().clone() for name, v in played.state._asdict().items()}))
     got, _ = a.update(played.state._replace(**disk), IDS, played.p, played.report)
-    raise_unless(same(got, want, exact=True), a, "goes on otherwise after its state was stored and read back")
+    raise_unless(same(got, want, exact=True), a, "computes otherwise after its state was stored and read back")
 
 
 def check_federation(a: Algorithm) -> None:

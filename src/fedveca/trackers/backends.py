@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
 
 class Tracker(Protocol):
-    key: str  # what finds it again when a run goes on
+    key: str  # what finds it again when a run is resumed
 
     def send(self, rounds: list[Values]) -> None: ...
     def end(self, run: Run, numbers: dict[str, float]) -> None: ...

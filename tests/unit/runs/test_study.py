@@ -163,3 +163,5 @@ def test_a_value_that_is_not_finite_makes_no_pair() -> None:
     runs = [ended("fedveca", 0, 0.5), ended("fedavg", 0, None), ended("fedveca", 1, 0.5), ended("fedavg", 1, 0.4)]
     gap = tabulate_study(STUDY, runs)["rows"][1]["kept"]["test_accuracy"]["minus_first"]
     assert gap == {"mean": pytest.approx(-0.1), "interval": None, "n": 1}
+    alone = tabulate_study(STUDY, [ended("fedveca", 0, 0.5), ended("fedavg", 0, None)])["rows"][1]["kept"]
+    assert alone["test_accuracy"] == {"mean": None, "std": 0.0, "values": [None], "minus_first": None}

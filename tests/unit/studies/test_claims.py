@@ -350,17 +350,19 @@ def test_slow_and_smooth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fast", "expected"),
+    ("rough", "dip", "last", "expected"),
     [
-        (wave(0.04, 19, 0.5), True),
-        (wave(0.04, 19, 0.5049), True),  # its last loss may be one per cent higher, but it reaches the other's
-        (wave(0.04, 19, 0.5051), "partly"),
-        (wave(0.01, 23, 0.6), False),
-        (wave(0.04, 21, 0.5), "partly"),
+        (0.04, 21, 0.5, True),  # it has the other's last loss, 0.5, one round sooner
+        (0.04, 21, 0.5049, True),  # its own may be one per cent higher
+        (0.04, 21, 0.5051, "partly"),
+        (0.04, 22, 0.5, "partly"),  # in the same round
+        (0.019, 21, 0.5, "partly"),  # not as rough
+        (0.019, 22, 0.5051, False),
     ],
 )
-def test_first_and_rough(fast: list[float], expected: Holds) -> None:
-    fast[20] = min(fast[20], 0.5) if expected is True else fast[20]
+def test_first_and_rough(rough: float, dip: int, last: float, expected: Holds) -> None:
+    fast = wave(rough, dip, last)
+    fast[dip - 1] = 0.5
     found = claims_svm.first_and_rough(alphas(slow=wave(0.01, 41, 0.6), default=wave(0.02, 22, 0.5), fast=fast))
     assert holds(found) == expected
 

@@ -52,7 +52,7 @@ def read_gzip(data: BinaryIO, limit: int, where: object) -> bytes:
 
 
 class _Capped:
-    """A stream that refuses to give more than `limit` bytes: no archive unpacks without end."""
+    """A stream that gives at most `limit` bytes: no archive unpacks without end."""
 
     def __init__(self, stream: Readable, limit: int, where: object) -> None:
         self.stream, self.left, self.where = stream, limit, where

@@ -42,7 +42,7 @@ STYLE: Any = {  # matplotlib types its keys one by one, and only in some version
 }
 DATED = {".svg": "Date", ".pdf": "CreationDate", ".png": "Software"}  # what would make two files differ
 MOST_PANELS = 12  # of one figure
-Array = NDArray[np.float64]
+SeedRounds = NDArray[np.float64]
 
 
 def escape_label(text: str) -> str:
@@ -93,7 +93,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_file(path, content.getvalue())
 
 
-def collect_values(runs: Sequence[Run], name: str) -> tuple[Array, Array]:
+def collect_values(runs: Sequence[Run], name: str) -> tuple[SeedRounds, SeedRounds]:
     """Rounds [K], and values [seeds, K] up to the shortest run; shares in per cent."""
     each = [
         [(record["round"] + 1, v) for record in run.rounds if (v := get_number(record, name)) is not None]

@@ -94,17 +94,17 @@ const charts = (() => {
 
   const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
 
-  // One number a client and round; `mix` puts the clients' labels beside it.
+  // One number per client and round; `mix` puts the clients' labels next to it.
   function heat(div, map, mix) {
     const t = theme(), y = map.clients.map(String);
     const z = map.log ? map.z.map((row) => row.map((v) => (v > 0 ? Math.log10(v) : null))) : map.z;
-    const beside = mix && mix.labels[0].length > 1;
+    const hasMix = mix && mix.labels[0].length > 1;
     const traces = [{
       type: "heatmap", x: map.rounds, y, z, customdata: map.z, colorscale: "Cividis", hoverongaps: false,
       hovertemplate: `client %{y}, round %{x}: ${map.symbol} = %{customdata:.4~g}<extra></extra>`,
       colorbar: { thickness: 10, outlinewidth: 0, len: 1, x: 1.01, xpad: 4, ...(map.log ? ticks(z) : {}) },
     }];
-    if (beside) {
+    if (hasMix) {
       const share = y.map((id) => {
         const row = mix.labels[mix.clients.indexOf(+id)];
         const sum = row ? row.reduce((a, b) => a + b, 0) : 0;
@@ -119,8 +119,8 @@ const charts = (() => {
     const cut = narrow() ? 0.66 : 0.78;
     return draw(div, traces, {
       height: map.small ? Math.min(300, tall(y.length)) : tall(y.length), hovermode: "closest", margin: { l: 52, r: 54, t: 10, b: 44 },
-      xaxis: { title: { text: "round" }, domain: beside ? [0, cut] : [0, 1], showgrid: false, tickangle: 0 },
-      ...(beside ? { xaxis2: { title: { text: "label" }, domain: [cut + (narrow() ? 0.05 : 0.02), 1], showgrid: false, dtick: mix.labels[0].length > 12 ? undefined : narrow() ? 3 : 1, tick0: 0 } } : {}),
+      xaxis: { title: { text: "round" }, domain: hasMix ? [0, cut] : [0, 1], showgrid: false, tickangle: 0 },
+      ...(hasMix ? { xaxis2: { title: { text: "label" }, domain: [cut + (narrow() ? 0.05 : 0.02), 1], showgrid: false, dtick: mix.labels[0].length > 12 ? undefined : narrow() ? 3 : 1, tick0: 0 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", showgrid: false, dtick: y.length > 30 ? Math.ceil(y.length / 15) : 1 },
     });
   }
