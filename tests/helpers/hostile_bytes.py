@@ -230,7 +230,7 @@ def checkpoints() -> st.SearchStrategy[tuple[bool, bytes]]:
     return st.tuples(st.just(False), hurt(*[files[LAST]] * 3, big)) | st.tuples(st.just(True), forged())
 
 
-def archives() -> st.SearchStrategy[bytes]:
+def tarballs() -> st.SearchStrategy[bytes]:
     def tar(*infos: tuple[str, bytes, bytes]) -> bytes:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -363,7 +363,7 @@ def answers(draw: st.DrawFn) -> Any:
     return SimpleNamespace(content=RecordDict(records), has_error=lambda: False)  # Flower's Message needs a run
 
 
-def read_answer(case: Any, folder: Path) -> None:
+def read_node_answer(case: Any, folder: Path) -> None:
     """As the server reads it; what is taken is finite float32 of the right length, whose square is finite too."""
     said, numbers, vectors = read_answer(case)
     assert not check_settings(said, {"client": 1, "round": 0, "tau": 2})
@@ -455,14 +455,14 @@ READERS = {
     "gzipped idx": Reader(lambda: hurt(*map(packed, IDX)) | hurt(*IDX).map(packed), read_gz),
     "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: cifar10.read_batch(case, "a") is None),
     "pictures (PNG)": Reader(pictures, lambda case, folder: cifar10.read_picture(case, "a") is None),
-    "archives (tar.gz)": Reader(archives, read_archive),
+    "archives (tar.gz)": Reader(tarballs, read_archive),
     "wheels (zip)": Reader(wheels, read_wheel),
-    "packages (npm)": Reader(archives, read_npm),
+    "packages (npm)": Reader(tarballs, read_npm),
     "npz of a node's own": Reader(
         lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
         read_node_rows,
     ),
-    "answers (Flower)": Reader(answers, read_answer),
+    "answers (Flower)": Reader(answers, read_node_answer),
     "requests to a node": Reader(lambda: hurt(REQUEST), read_request),
     "data folders": Reader(lambda: hurt(*IDX), read_data_folder),
 }

@@ -8,6 +8,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,16 @@ def test_mlflow_holds_every_recorded_name_the_settings_and_the_model(
 
 
 def records(path: Path) -> list[Any]:
-    """The records of an offline run: LevelDB's log format, blocks of 32 KiB, each record in one or more pieces."""
+    """All records of an offline run: W&B's own process may still write the last ones when `finish` has returned."""
+    limit = time.monotonic() + 30
+    while "exit" not in {r.WhichOneof("record_type") for r in read_records(path)}:
+        assert time.monotonic() < limit, "the file has no end"
+        time.sleep(0.05)
+    return read_records(path)
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records that are in the file: LevelDB's log format, blocks of 32 KiB, each record in one or more pieces."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, piece, found = path.read_bytes(), 7, b"", []
