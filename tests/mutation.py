@@ -62,17 +62,16 @@ def check_texts(mutations: list[Mutation]) -> list[str]:
     return wrong
 
 
-def try_mutation(m: Mutation) -> Outcome:
-    """Runs the tests against a copy of the sources with one change."""
-    start = time.monotonic()
+def find_failure(tests: str, m: Mutation | None = None) -> str:
+    """The first test that fails against a copy of the sources, with one change or none; empty where all pass."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in ("src", "studies"):
-            if (ROOT / name).exists():
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        changed = copy / m.file
-        changed.write_text(changed.read_text("utf-8").replace(m.old, m.new, 1), "utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *m.tests.split()]
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        if m:
+            changed = copy / m.file
+            changed.write_text(changed.read_text("utf-8").replace(m.old, m.new, 1), "utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
         paths = os.pathsep.join(map(str, (copy / "src", copy)))
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -82,9 +81,14 @@ def try_mutation(m: Mutation) -> Outcome:
             lines = done.stdout.splitlines()
         except subprocess.TimeoutExpired:
             lines = []
-    failed = [line.split(" - ")[0].split()[1] for line in lines if line.startswith("FAILED ")]
-    errors = [line for line in lines if line.startswith("ERROR ")]
-    caught = failed[0] if failed and not errors else ""
+    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
+    return failed[0] if failed else ""
+
+
+def try_mutation(m: Mutation) -> Outcome:
+    """One change and the test that notices it."""
+    start = time.monotonic()
+    caught = find_failure(m.tests, m)
     return Outcome(m.quantity, m.file, f"{m.old} -> {m.new}", caught, round(time.monotonic() - start, 1))
 
 
@@ -95,6 +99,11 @@ def main(words: list[str]) -> int:
         print("\n".join(wrong), file=sys.stderr)
         return 2
     with ThreadPoolExecutor(PROCESSES) as pool:
+        different = sorted({m.tests for m in mutations})
+        for tests, failure in zip(different, pool.map(find_failure, different), strict=True):
+            if failure:
+                print(f"{failure} fails without any change, so {tests} shows nothing", file=sys.stderr)
+                return 2
         outcomes = []
         for outcome in pool.map(try_mutation, mutations):
             outcomes.append(outcome)
