@@ -36,7 +36,7 @@ def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypat
     for device in ("cpu", "cuda"):
         cohort = LocalCohort(algorithm, problem, x, y, shares, batch=20, pixels=pixels, device=device, probe=100)
         states = list(federate(algorithm, cohort, algorithm.init(problem.init().to(device), tau), 3))
-        seen[device] = states[-1][0].w.cpu(), [trace["tau"].tolist() for _, trace in states]
+        seen[device] = states[-1][0].w.cpu(), [trace["tau"] for _, trace in states]
     assert seen["cpu"][1] == seen["cuda"][1]
     assert float((seen["cpu"][0] - seen["cuda"][0]).abs().max()) < 1e-4
 
