@@ -29,12 +29,14 @@ test: .venv/ready browser  ## everything: lint, types, all tests (one of them bu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
 
 check: .venv/ready  ## the quick round, in under two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/python -m pytest -m 'not slow' -n 2
 
 clean:

@@ -53,9 +53,13 @@ class Page:
         self.asked: list[str] = []
         self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.wrong.append("dialog"), dialog.dismiss()))
+        self.page.on("dialog", self.dismiss)
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(address)
+
+    def dismiss(self, dialog: Any) -> None:
+        self.wrong.append("dialog")
+        dialog.dismiss()
 
     def chart(self, name: str, what: str) -> Any:
         """Something of a picture, as Plotly has it; None while it is not drawn."""

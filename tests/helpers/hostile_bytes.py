@@ -24,6 +24,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import load
@@ -57,7 +58,7 @@ ROWS_OF = ("memory.ids", "memory.at", "memory.sums", "memory.width", "memory.wid
 
 class Reader(NamedTuple):
     cases: Callable[[], st.SearchStrategy[Any]]
-    read: Callable[[Any, Path], None]  # of a case, with an empty folder to put it into
+    read: Callable[[Any, Path], object]  # of a case, with an empty folder to put it into
     refuses: bool = True  # or it shows what it can of anything
 
 
@@ -338,7 +339,10 @@ def read_checkpoint(case: tuple[bool, bytes], folder: Path) -> None:
 @st.composite
 def answers(draw: st.DrawFn) -> Any:
     """What a node may send: a right answer with odd records, names, numbers and arrays in it."""
-    scalars = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.binary(max_size=5))
+    scalars: st.SearchStrategy[Any] = st.one_of(
+        st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.binary(max_size=5)
+    )
+    numbers: st.SearchStrategy[Any] = st.floats() | st.integers(-9, 9)
     names = st.sampled_from(["answer", "numbers", "vectors", "order", "G", "loss", ""])
     right = np.zeros(4, np.float32)
     arrays = st.builds(
@@ -355,7 +359,7 @@ def answers(draw: st.DrawFn) -> Any:
     }
     kinds = [
         st.dictionaries(names, scalars, max_size=3).map(ConfigRecord),
-        st.dictionaries(names, st.floats() | st.integers(-9, 9), max_size=3).map(MetricRecord),
+        st.dictionaries(names, numbers, max_size=3).map(MetricRecord),
         st.dictionaries(names, arrays, min_size=1, max_size=2).map(ArrayRecord),
     ]
     for name in draw(st.lists(names, min_size=1, max_size=2)):
@@ -363,7 +367,7 @@ def answers(draw: st.DrawFn) -> Any:
     return SimpleNamespace(content=RecordDict(records), has_error=lambda: False)  # Flower's Message needs a run
 
 
-def read_node_answer(case: Any, folder: Path) -> None:
+def read_flower_answer(case: Any, folder: Path) -> None:
     """As the server reads it; what is taken is finite float32 of the right length, whose square is finite too."""
     said, numbers, vectors = read_answer(case)
     assert not check_settings(said, {"client": 1, "round": 0, "tau": 2})
@@ -371,7 +375,7 @@ def read_node_answer(case: Any, folder: Path) -> None:
     for name, value in numbers.items():
         assert 0 <= check_number(value, name, negative=False) < 3.5e38
     for name, array in vectors.items():
-        v = check_vector(array, 4, "float32", name)
+        v: NDArray[Any] = check_vector(array, 4, "float32", name)
         assert v.shape == (4,)
         assert np.isfinite((v * v).sum())
     if set(case.content) != {"answer", "numbers", "vectors"}:
@@ -446,15 +450,15 @@ REQUEST = save(
 )
 READERS = {
     "presets (TOML)": Reader(presets, read_preset),
-    "key=value": Reader(words, lambda case, folder: Experiment(**parse_settings(case)) and None),
-    "run folders": Reader(folders, lambda case, folder: read_folder(case, folder) and None),
+    "key=value": Reader(words, lambda case, folder: Experiment(**parse_settings(case))),
+    "run folders": Reader(folders, read_folder),
     "run folders, reported": Reader(folders, read_report),
     "run folders, on the board": Reader(folders, read_board, refuses=False),
     "checkpoints": Reader(checkpoints, read_checkpoint),
-    "idx": Reader(lambda: hurt(*IDX), lambda case, folder: idx.read_idx(case, "a") is None),
+    "idx": Reader(lambda: hurt(*IDX), lambda case, folder: idx.read_idx(case, "a")),
     "gzipped idx": Reader(lambda: hurt(*map(packed, IDX)) | hurt(*IDX).map(packed), read_gz),
-    "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: cifar10.read_batch(case, "a") is None),
-    "pictures (PNG)": Reader(pictures, lambda case, folder: cifar10.read_picture(case, "a") is None),
+    "CIFAR-10 batches": Reader(lambda: hurt(ROW, 2 * ROW), lambda case, folder: cifar10.read_batch(case, "a")),
+    "pictures (PNG)": Reader(pictures, lambda case, folder: cifar10.read_picture(case, "a")),
     "archives (tar.gz)": Reader(tarballs, read_archive),
     "wheels (zip)": Reader(wheels, read_wheel),
     "packages (npm)": Reader(tarballs, read_npm),
@@ -462,7 +466,7 @@ READERS = {
         lambda: hurt(zipped(x=np.ones((3, 2), np.float32), y=np.arange(3)), zipped(x=np.array([{}]), y=np.arange(1))),
         read_node_rows,
     ),
-    "answers (Flower)": Reader(answers, read_node_answer),
+    "answers (Flower)": Reader(answers, read_flower_answer),
     "requests to a node": Reader(lambda: hurt(REQUEST), read_request),
     "data folders": Reader(lambda: hurt(*IDX), read_data_folder),
 }

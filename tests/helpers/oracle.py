@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,18 +54,18 @@ class Client:
 
 def server(
     clients: list[Client], w: Tensor, eta: float, alpha: float, tau_0: int, tau_max: int, K: int, accept_rule: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Algorithm 1. With `accept_rule` off, lines 8-12 accept every round."""
     D = sum(len(c.y) for c in clients)
     p = [len(c.y) / D for c in clients]
     F_m, tau = math.inf, [tau_0] * len(clients)  # line 1
-    history: list[dict[str, object]] = []
+    history: list[dict[str, Any]] = []
     grads: list[Tensor] = []
     models = [w]
     L = 0.0
     for k in range(K):
         first = [c.first_trip(k, w, t) for c, t in zip(clients, tau, strict=True)]  # lines 3-4, 6
-        grads.append(sum(q * f[0] for q, f in zip(p, first, strict=True)))  # line 5, (9)
+        grads.append(sum((q * f[0] for q, f in zip(p, first, strict=True)), torch.zeros_like(w)))  # line 5, (9)
         F = sum(q * f[1] for q, f in zip(p, first, strict=True))  # line 5, (4)
         tau_k = sum(q * t for q, t in zip(p, tau, strict=True))
         d = sum(q * f[2] for q, f in zip(p, first, strict=True))
@@ -74,7 +75,7 @@ def server(
             F_m = F
         else:
             after = w
-        row: dict[str, object] = {"tau": list(tau), "tau_k": tau_k, "accepted": accepted, "w": after}
+        row: dict[str, Any] = {"tau": list(tau), "tau_k": tau_k, "accepted": accepted, "w": after}
         if k >= 1:  # line 13
             second = [c.second_trip(grads[k - 1]) for c in clients]  # lines 14-15
             if k == 1:

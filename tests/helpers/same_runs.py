@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveca.runs.folder import Run
 
-SMALL = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
+SMALL: dict[str, Any] = {"model": "svm", "rounds": 8, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

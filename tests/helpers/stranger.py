@@ -21,9 +21,10 @@ def main() -> None:
     os.setuid(NOBODY)
     said: dict[str, dict[str, object]] = {"paths": {}, "sockets": {}, "files": {}}
     kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    host, port = wanted["address"]
     for path in wanted["paths"]:
         try:
-            door = http.client.HTTPSConnection(*wanted["address"], timeout=30, context=trusting)
+            door = http.client.HTTPSConnection(host, port, timeout=30, context=trusting)
             door.request("POST", path, b"", kind)
             said["paths"][path] = door.getresponse().status
         except (OSError, http.client.HTTPException) as error:

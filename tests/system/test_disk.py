@@ -284,7 +284,7 @@ def test_the_lock_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_lock_taken_away_while_one_waits_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between one's opening of the file and locking it, its holder ends and removes it: that lock is worth nothing."""
-    real, first = fcntl.flock, []
+    real, first = fcntl.flock, list[int]()
 
     def late(handle: int, what: int) -> None:
         if not first:
@@ -305,7 +305,12 @@ def test_a_new_folder_that_fails_is_removed_while_it_is_locked(tmp_path: Path, m
     """Removed after its release, the file could be another one's lock by then."""
     seen: list[bool] = []
     release = FileLock.release
-    monkeypatch.setattr(FileLock, "release", lambda lock: (seen.append((tmp_path / "new").exists()), release(lock)))
+
+    def look(lock: FileLock) -> None:
+        seen.append((tmp_path / "new").exists())
+        release(lock)
+
+    monkeypatch.setattr(FileLock, "release", look)
     with pytest.raises(RuntimeError, match="fails"), lock_folder(tmp_path / "new", make=True):
         raise RuntimeError("fails")
     assert seen[0] is False

@@ -89,7 +89,7 @@ def test_cut_before_each_word_to_the_file_system(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every place where a run can be cut off, one by one; then once more in the resumed run, at the same place."""
-    e = Experiment(**(SMALL | {"rounds": 3, "tau_0": 2, "partition": "iid"} | settings))
+    e = Experiment(**{**SMALL, "rounds": 3, "tau_0": 2, "partition": "iid", **settings})
     run(e, tmp_path / "whole", device="cpu")
 
     def go(folder: Path) -> Run:

@@ -183,7 +183,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 def test_two_nodes_and_one_lost() -> None:
     """Each node has one worker; the node of one is lost in a round, and the other node does its share too."""
     ray.shutdown()
-    quiet = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    quiet: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=quiet | {"node_ip_address": "127.0.0.2"})
     try:
         second = cluster.add_node(**quiet, node_ip_address="127.0.0.3")

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from recorded import require_number
 
 from fedveca.cli import main
 from fedveca.runs.folder import Run
@@ -47,7 +48,7 @@ def test_it_runs_and_resumes(study: Path, capsys: Capture) -> None:
     for table in tables:
         for row in table["rows"]:
             runs = [Run.open(folder / table["name"] / f"{row['method']}-seed{seed}") for seed in (0, 1)]
-            values = [run.summary["kept"]["test_accuracy"] for run in runs]
+            values = [require_number(run.summary["kept"], "test_accuracy") for run in runs]
             assert row["kept"]["test_accuracy"]["values"] == values
             assert row["kept"]["test_accuracy"]["std"] == pytest.approx(statistics.stdev(values))
             assert runs[0].experiment.alpha == (0.5 if table["name"] == "half" else 0.95)

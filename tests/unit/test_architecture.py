@@ -102,7 +102,7 @@ def test_modules_are_named_by_text_in_two_places_only() -> None:
 
 def _is_module(text: str) -> bool:
     match = re.fullmatch(r"fedveca\.([\w.]+)(?::\w+)?", text)
-    return bool(match) and match[1] in MODULES
+    return match is not None and match[1] in MODULES
 
 
 def defined(tree: ast.Module) -> Iterator[str]:

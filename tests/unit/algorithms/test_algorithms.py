@@ -98,7 +98,7 @@ def test_scaffolds_c_is_the_mean_of_all_clients_c() -> None:
         mean = {name: sum(float(q) * out[i][0][name] for q, i in zip(p, here, strict=True)) for name in out[0][0]}
         report = Report(mean, {"tau": TAU[here].double()}, float(P[here].sum()))
         state, _ = algorithm.update(state, torch.tensor(here), p, report)
-        want = sum(float(q) * m["c"] for q, m in zip(P, memory, strict=True))
+        want = sum((float(q) * m["c"] for q, m in zip(P, memory, strict=True)), torch.zeros_like(W0))
         assert torch.allclose(state.c, want, atol=1e-6)
 
 

@@ -85,7 +85,7 @@ def test_the_corrections_cancel_and_the_server_moves_along_the_mean_gradient(see
         before = state
         state, seen = one_round(algorithm, bowls, state, memory)
         assert float(sum(p * s.turn for p, s in zip(P, seen, strict=True)).norm()) < 1e-9  # type: ignore[union-attr]
-        d = sum(float(p) * s.raw for p, s in zip(P, seen, strict=True))
+        d = sum((float(p) * s.raw for p, s in zip(P, seen, strict=True)), torch.zeros_like(before.w))
         tau_k = float(P @ before.tau.double())
         assert torch.allclose(state.w, before.w - ETA * tau_k * d, atol=1e-9)
         assert torch.allclose(state.c, d, atol=1e-9)

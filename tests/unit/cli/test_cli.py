@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recorded import require_number
 
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
@@ -239,14 +240,15 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
     rounds = [line for line in err.splitlines() if line]
     assert [line.split("  ")[:2] for line in rounds] == [["fedveca seed 0", f"round {k}/3"] for k in (1, 2, 3)]
     for said, line in zip(rounds, done.rounds, strict=True):
-        assert f"accuracy {100 * line['test_accuracy']:5.2f} %" in said
+        assert f"accuracy {100 * require_number(line, 'test_accuracy'):5.2f} %" in said
         assert f"loss {line['test_loss']:.4f}" in said
         assert f"tau {line['tau']}" in said
         assert said.endswith(" s left") == (line["round"] > 0)  # the pace is known from the second round on
     words = [line.split() for line in out.splitlines()]
     for which in ("kept", "last"):
         s = done.summary[which]
-        assert [which, str(s["round"]), f"{100 * s['test_accuracy']:.2f}", "%", f"{s['test_loss']:.4f}"] in words
+        accuracy = f"{100 * require_number(s, 'test_accuracy'):.2f}"
+        assert [which, str(s["round"]), accuracy, "%", f"{s['test_loss']:.4f}"] in words
     assert out.splitlines()[-1] == "run folder: a"
     assert f"{done.summary['tau_all']} local steps in 3 rounds" in out
 

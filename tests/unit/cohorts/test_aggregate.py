@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import require_number
 from torch import Tensor
 
 from fedveca.algorithms import FedVeca
@@ -173,7 +174,7 @@ def test_liars_about_numbers_do_not_set_every_tau() -> None:
 def test_liars_about_losses_do_not_hide_that_the_model_is_bad() -> None:
     def told(**settings: Any) -> float:
         e = Experiment(**(SMALL | {"method": "fedavg", "rounds": 2} | settings))
-        return float(run(e, device="cpu").rounds[1]["train_loss"])
+        return require_number(run(e, device="cpu").rounds[1], "train_loss")
 
     clean = told()
     assert told(faults="lie:0.2") < 0.85 * clean

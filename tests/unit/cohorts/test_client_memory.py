@@ -31,7 +31,7 @@ from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "model": "svm",
     "rounds": 6,
     "batch": 8,
@@ -61,7 +61,8 @@ def asked(memory: ClientMemory, ids: Tensor) -> list[list[float]]:
 @pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
 def test_memory_is_the_same_in_ram_and_on_disk(limit: int, tmp_path: Path) -> None:
     """Wherever a row lies, it is the client's last one; one never seen has the method's beginning."""
-    memory, last = ClientMemory(50, limit), {}
+    memory = ClientMemory(50, limit)
+    last: dict[int, int] = {}
     memory.home = tmp_path / MEMORY_FILE
     assert len(memory) == 0
     for k in range(12):

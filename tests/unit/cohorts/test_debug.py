@@ -36,11 +36,9 @@ def make_pair(algorithm: Algorithm, name: str, **options: Any) -> tuple[LocalCoh
     """The same eight clients of unequal size in both engines, and the first model."""
     data = load("digits")
     problem, shares = model(name, (1, 8, 8), 10, seed=3), partition("dirichlet", data.y, 10, 8, seed=1)
-    both = [
-        kind(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
-        for kind in (LocalCohort, DebugCohort)
-    ]
-    return both[0], both[1], problem.init()
+    local = LocalCohort(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
+    debug = DebugCohort(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, **options)
+    return local, debug, problem.init()
 
 
 def check_same(debug: tuple[Tensor, Report], local: tuple[Tensor, Report]) -> None:
@@ -140,7 +138,8 @@ def test_a_client_that_is_not_finite_sends_zeros_under_privacy_and_keeps_its_mem
     problem, shares = model("svm", (1, 8, 8), 10), partition("case1", data.y, 10, 5)
     bad, algorithm, tau = data.x.clone(), Scaffold(0.05), torch.tensor([2, 3, 4, 5, 2])
     bad[shares.rows[shares.start[3] : shares.start[4]]] = torch.nan
-    order, options = algorithm.order(algorithm.init(problem.init(), tau)), {"batch": 8, "equal_weights": True}
+    order = algorithm.order(algorithm.init(problem.init(), tau))
+    options: dict[str, Any] = {"batch": 8, "equal_weights": True}
     send = Privacy(clip=1.0, noise=0.0, bound=10.0, seed=0, wanted=("loss",)).send
     debug, local = (kind(algorithm, problem, bad, data.y, shares, send=send, **options) for kind in KINDS)
     check_same(debug(0, order, torch.arange(5), tau), local(0, order, torch.arange(5), tau))

@@ -14,17 +14,19 @@ from fedveca.algorithms import Scaffold
 from fedveca.algorithms.registry import methods
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
+from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.faults import ATTACKS, FAULT_FORMS, Faults, parse_faults
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 
 SMALL: dict[str, Any] = {"model": "svm", "rounds": 6, "batch": 8, "clients": 10, "partition": "case1", "lr": 0.05}
 
 
-def rounds_of(**settings: Any) -> list[dict[str, Any]]:
+def rounds_of(**settings: Any) -> list[Round]:
     return run(Experiment(**(SMALL | settings)), device="cpu").rounds
 
 
@@ -99,9 +101,10 @@ def memory_of(cohort: Any, i: int) -> Tensor:
 def test_the_absent_keep_their_memory() -> None:
     """SCAFFOLD's c_i moves only for those who answered, and c stays their weighted sum."""
     built = build(Experiment(**(SMALL | {"method": "scaffold", "faults": "drop:0.4"})))
-    state, away = built.state, False
+    memory, state, away = built.cohort.memory, built.state, False
+    assert isinstance(memory, ClientMemory)
     for k in range(5):
-        before = {i: memory_of(built.cohort, i) for i in built.cohort.memory}
+        before = {i: memory_of(built.cohort, i) for i in memory}
         who, report = built.cohort(k, built.algorithm.order(state), torch.arange(10), state.tau)
         p = built.cohort.sizes[who].double() / built.cohort.sizes[who].sum()
         state = built.algorithm.update(state, who, p, report)[0]
@@ -111,7 +114,7 @@ def test_the_absent_keep_their_memory() -> None:
     assert away
     assert isinstance(built.algorithm, Scaffold)
     share = built.cohort.sizes.double() / built.cohort.sizes.sum()
-    known = torch.stack([memory_of(built.cohort, i) * share[i] for i in built.cohort.memory]).sum(0)
+    known = torch.stack([memory_of(built.cohort, i) * share[i] for i in memory]).sum(0)
     assert torch.allclose(state.c, known.float(), atol=1e-6)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from recorded import require_number
 
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
+from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -182,7 +184,7 @@ def test_what_each_method_spends() -> None:
         assert spent(**(some | named)) > spent(method="fedavg", **some)  # what is told by name shows who took part
     done = run(Experiment(**(SMALL | {"dp_noise": 4.0, "method": "fedavg"})), device="cpu")
     assert [line["epsilon"] for line in done.rounds] == pytest.approx([gaussians(2, k) for k in (1, 2, 3, 4)])
-    assert done.rounds[-1]["epsilon"] < done.summary["epsilon"] < gaussians(2, 5)  # the closing loss
+    assert require_number(done.rounds[-1], "epsilon") < done.summary["epsilon"] < gaussians(2, 5)  # the closing loss
 
 
 @pytest.mark.parametrize("method", ["fedveca", "fedavg", "fednova", "scaffold"])
@@ -217,6 +219,7 @@ def test_memory_that_is_not_finite_is_not_kept() -> None:
     local.rows.x[: int(local.start[1])] = torch.nan
     built.cohort(0, built.algorithm.order(built.state), torch.arange(10), built.state.tau)
     memory = built.cohort.memory
+    assert isinstance(memory, ClientMemory)
     assert bool(torch.isfinite(memory.recall(torch.tensor(list(memory)))["c"]).all())
 
 

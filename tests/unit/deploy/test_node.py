@@ -21,6 +21,7 @@ from fedveca.cli import main
 from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.flower.wire import narrow, widen
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy import private_api
 from fedveca.deploy.exchange import NodeAnswer, NodeOrder, decode_answer, encode
 from fedveca.deploy.log_observer import LogObserver
@@ -326,12 +327,13 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
     mine = parts.shares.rows[parts.shares.start[1] : parts.shares.start[2]]
     np.savez(tmp_path / "own.npz", x=parts.data.x[mine].numpy(), y=parts.data.y[mine].numpy())
     sent = {"w": order.w, **order.aux}
-    words = {"token": 5, "tau": 4, "wire": "float32"}
+    words: dict[str, Any] = {"token": 5, "tau": 4, "wire": "float32"}
     for own in ("", str(tmp_path / "own.npz")):
         monkeypatch.setenv("FEDVECA_NODE_DATA", own)
         make_node_cohort.cache_clear()
         answer, _ = ask(e, 1, tmp_path, {})
         assert answer["fields"] == {"client": 1, "rows": len(mine)}
+        assert isinstance(parts.cohort, LocalCohort)
         parts.cohort.memory = ClientMemory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]
         for k, known in ((0, -1), (1, 0), (1, 0)):  # round 1 twice, as after a crash
@@ -444,9 +446,10 @@ def test_targets_of_the_server_are_labels_or_numbers(
 def test_the_servers_line_has_the_runs_metric_and_faults(tmp_path: Path) -> None:
     log = LogObserver()
     log.start(Experiment(rounds=7), tmp_path)
-    record = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_accuracy": 0.8765}
+    record: Any = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_accuracy": 0.8765}
     assert log.format_round(record) == "round 3/7  accuracy 87.65 %  1.3 s"
-    other = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_absolute_error": 2.0 / 3}
+    other: Any = {"round": 2, "seconds": 1.26, "test_loss": 0.5, "test_absolute_error": 2.0 / 3}
     faults = {"faults": [{"client": 1, "what": "timed out after 5 s"}]}
     assert log.format_round(other | faults) == "round 3/7  absolute error 0.6667  1.3 s  client 1 timed out after 5 s"
-    assert log.format_round({"round": 0, "seconds": 0.0, "test_accuracy": None}) == "round 1/7  0.0 s"
+    untested: Any = {"round": 0, "seconds": 0.0, "test_accuracy": None}
+    assert log.format_round(untested) == "round 1/7  0.0 s"

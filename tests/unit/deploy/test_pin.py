@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path / "app"
 
 
-def pack(files: dict[str, str | bytes]) -> bytes:
+def pack(files: Mapping[str, str | bytes]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
@@ -36,7 +37,7 @@ def pack(files: dict[str, str | bytes]) -> bytes:
     return content.getvalue()
 
 
-def unpack(fab: bytes) -> dict[str, str | bytes]:
+def unpack(fab: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(fab)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -53,8 +54,8 @@ def test_the_app_as_flower_packs_it_is_accepted_with_other_settings_too(app: Pat
 
 def test_an_app_that_differs_in_any_file_or_component_is_rejected(app: Path) -> None:
     pinned, files = describe_app(app), unpack(build_fab_from_disk(app))
-    project, code = bytes(files["pyproject.toml"]), bytes(files["app.py"])
-    for changed, said in [
+    project, code = files["pyproject.toml"], files["app.py"]
+    cases: list[tuple[dict[str, str | bytes], str]] = [
         ({"app.py": code + b"\n"}, "'app.py' differs"),
         ({"evil.py": "import os"}, "'evil.py' differs"),
         ({"app/__init__.py": "import os"}, "differs"),
@@ -65,7 +66,8 @@ def test_an_app_that_differs_in_any_file_or_component_is_rejected(app: Path) -> 
         ({"pyproject.toml": b"not = [toml"}, "cannot be read"),
         ({"pyproject.toml": b"a = 1"}, "cannot be read"),
         ({"big.md": bytes(17 * 2**20)}, "too large"),
-    ]:
+    ]
+    for changed, said in cases:
         with pytest.raises(AppRejected, match=said):
             check_app(pack(files | changed), pinned)
     for lacking in ("app.py", "pyproject.toml"):

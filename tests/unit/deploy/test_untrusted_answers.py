@@ -78,7 +78,9 @@ class Grid:
         request: Any = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
         answer, arrays = decode_answer(work(encode(request, vectors), self.folder))
         right = make_reply(message, answer["fields"], answer["numbers"], arrays)
-        change = self.changes.get((client, words.get("round", -1)))
+        k = words.get("round", -1)
+        assert isinstance(k, int)
+        change = self.changes.get((client, k))
         if change is None:
             return right
         records: dict[str, Any] = dict(right.content)
@@ -87,7 +89,8 @@ class Grid:
 
 
 def joined(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> FlowerCohort:
-    made: FlowerCohort = make_cohort(Grid(e, folder, changes, nodes), e, load_data(e)[0], say=lambda text: None)
+    grid: Any = Grid(e, folder, changes, nodes)
+    made: FlowerCohort = make_cohort(grid, e, load_data(e)[0], say=lambda text: None)
     return made
 
 
@@ -265,7 +268,7 @@ STRANGERS: dict[str, tuple[Change, int, str]] = {
 def test_a_node_that_is_no_client_is_named_and_not_asked(name: str, tmp_path: Path) -> None:
     change, client, said = STRANGERS[name]
     heard: list[str] = []
-    grid = Grid(E, tmp_path, {(3, -1): change}, nodes=4)
+    grid: Any = Grid(E, tmp_path, {(3, -1): change}, nodes=4)
     cohort: FlowerCohort = make_cohort(grid, E, load_data(E)[0], say=heard.append)
     who, report = asked(E, cohort)
     assert who.tolist() == [0, 1, 2]
@@ -317,9 +320,9 @@ def say_client(client: int) -> Change:
     return put("answer", "client", client)
 
 
-def bound(grid: Grid, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
+def bound(grid: Any, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
     """A network that knows whose key is whose, node 100 + i being client i's."""
-    classes = {"classes": 10, "pixels": "as-is"}
+    classes: dict[str, Any] = {"classes": 10, "pixels": "as-is"}
     return FlowerCohort(grid, method_of(E), 3, classes, timeout=5.0, say=said.append, nodes=nodes)
 
 
@@ -365,7 +368,7 @@ def swap(client: int, cohort: FlowerCohort) -> Change:
     return change
 
 
-def joined_on(grid: Grid, said: list[str]) -> FlowerCohort:
+def joined_on(grid: Any, said: list[str]) -> FlowerCohort:
     made: FlowerCohort = make_cohort(grid, E, load_data(E)[0], say=said.append)
     return made
 
@@ -445,12 +448,14 @@ def test_a_regression_over_nodes_equals_the_simulator(tmp_path: Path, monkeypatc
         monkeypatch.setenv(f"FEDVECA_{name}_DATA", str(tmp_path / f"{name}.npz"))
     e = Experiment(model="mlp", hidden=5, clients=1, rounds=3, batch=8, lr=0.05, tau_0=2)
     data = load_test_data(e)
-    nodes = make_cohort(Grid(e, tmp_path, {}, 1), e, data, say=lambda text: None)
+    grid: Any = Grid(e, tmp_path, {}, 1)
+    nodes = make_cohort(grid, e, data, say=lambda text: None)
     done = run(e, data=data, cohort=nodes)
     rows = from_arrays(x[:50], y[:50], test=(x[50:], y[50:]))
     expected = run(e, data=rows, partition=[list(range(50))], device="cpu")
     assert [r["tau"] for r in done.rounds] == [r["tau"] for r in expected.rounds]
-    for name in ("train_loss", "test_loss", "test_absolute_error"):
-        assert [r[name] for r in done.rounds] == pytest.approx([r[name] for r in expected.rounds], rel=1e-5), name
+    for quantity in ("train_loss", "test_loss", "test_absolute_error"):
+        want = pytest.approx([r[quantity] for r in expected.rounds], rel=1e-5)
+        assert [r[quantity] for r in done.rounds] == want, quantity
     with pytest.raises(ValueError, match="model=svm has its own loss"):
         build(replace(e, model="svm"), data=data, cohort=nodes)

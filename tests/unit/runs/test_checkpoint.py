@@ -82,7 +82,14 @@ def test_every_setting_is_compared(name: str, tmp_path: Path) -> None:
 
 
 def test_free_settings_are_not_compared(cut: Path) -> None:
-    free = {"rounds": 99, "data_dir": "x", "test_every": 7, "track": "wandb", "ray_address": "auto", "memory_mb": 1}
+    free: dict[str, Any] = {
+        "rounds": 99,
+        "data_dir": "x",
+        "test_every": 7,
+        "track": "wandb",
+        "ray_address": "auto",
+        "memory_mb": 1,
+    }
     assert free.keys() == set(FREE)
     reseal(cut, **free)
     assert resume(cut, device="cpu").summary["rounds"] == 4

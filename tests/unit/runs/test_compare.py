@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recorded import require_number
 
 from fedveca import Experiment, Run, compare, run
 from fedveca.runs.compare import find_budget, make_table
@@ -30,7 +31,7 @@ def test_a_run_that_diverged_is_left_out_and_named() -> None:
     assert row["tau_all"] == sum(r.summary["tau_all"] for r in good) / 2
     for which in ("last", "kept"):
         for name in ("test_loss", "test_accuracy"):
-            a, b = (r.summary[which][name] for r in good)
+            a, b = (require_number(r.summary[which], name) for r in good)
             found = row[which][name]
             assert found["values"] == [a, None, b]
             assert found["mean"] == pytest.approx((a + b) / 2)

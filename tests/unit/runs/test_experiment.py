@@ -46,7 +46,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
         return st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
     if TYPES[key] is float:
         low, high, open_ends = m["range"]
-        ends = {"exclude_min": bool(open_ends), "exclude_max": open_ends is True and high < math.inf}
+        ends: dict[str, Any] = {"exclude_min": bool(open_ends), "exclude_max": open_ends is True and high < math.inf}
         return st.floats(low, min(high, LARGEST_FLOAT), allow_infinity=False, **ends)
     return st.text() if key == "data_dir" else NAMES
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -65,7 +65,8 @@ def trained(e: Any = E, **given: Any) -> Call:
 
 def compared(*given: Any, **more: Any) -> Call:
     seeds = given[0] if given else 1
-    return lambda t: compare(E, seeds, t / "a", **({"methods": ("fedavg",), "data": D} | more))
+    options: dict[str, Any] = {"methods": ("fedavg",), "data": D} | more
+    return lambda t: compare(E, seeds, t / "a", **options)
 
 
 class Odd(nn.Module):
@@ -95,7 +96,7 @@ def attends_over_the_batch(module: Any, x: Tensor) -> Tensor:
 
 def not_finite() -> nn.Module:
     module = net()
-    module[0].weight.data[0, 0] = float("nan")
+    module.get_parameter("0.weight").data[0, 0] = float("nan")
     return module
 
 
@@ -246,7 +247,7 @@ DATA: list[tuple[Call, str]] = [
     (lambda t: from_arrays(X, np.array(["a", "b"] * 60, object)), "y holds text, not numbers; np.unique(y,"),
     (lambda t: from_arrays(X, 3), "y is one number"),
     (lambda t: from_arrays(X, np.zeros((120, 0), int)), "y has the shape [120, 0]"),
-    (lambda t: from_arrays(X, LABELS, test=[X, LABELS]), "test=[array("),
+    (lambda t: from_arrays(X, LABELS, test=cast("Any", [X, LABELS])), "test=[array("),
     (lambda t: from_arrays(X, LABELS, test=ANY), "test=None is out of range"),
     (lambda t: from_arrays(X, LABELS, test=float("nan")), "test=nan is out of range"),
     (lambda t: from_arrays(X, LABELS, test=True), "test=True is out of range"),
@@ -284,8 +285,8 @@ DATA: list[tuple[Call, str]] = [
     (lambda t: run(E, t / "a", data=by_hand(pixels="255")), "pixels of the data is '255'"),
     (lambda t: run(E, t / "a", data=by_hand(writer=D.y[:3])), "writer of the data is not a tensor with one owner"),
     (lambda t: run(E, t / "a", data=by_hand(name="mine")), "data is a Dataset called 'mine'; the name"),
-    (lambda t: run(E, t / "a", data=("x", "y")), "data is tuple; from_arrays(x, y)"),
-    (lambda t: run(E, t / "a", data="digits"), "data is str; from_arrays(x, y)"),
+    (lambda t: run(E, t / "a", data=cast("Any", ("x", "y"))), "data is tuple; from_arrays(x, y)"),
+    (lambda t: run(E, t / "a", data=cast("Any", "digits")), "data is str; from_arrays(x, y)"),
 ]
 
 MODELS: list[tuple[Call, str]] = [

@@ -15,7 +15,9 @@ import torch
 from cut_off import Cut, cut_before
 from round_observers import EachRound
 from same_runs import SMALL, lines, same
+from torch import Tensor
 
+from fedveca.algorithms.contract import Order, Report
 from fedveca.cli import main
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
@@ -281,5 +283,5 @@ class Elsewhere:
         self.clients = build(e).cohort
         self.sizes, self.memory = self.clients.sizes, NodeLedger(e.clients)
 
-    def __call__(self, *words: Any) -> Any:
-        return self.clients(*words)
+    def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+        return self.clients(k, order, ids, tau)

@@ -50,7 +50,7 @@ def recorded() -> dict[str, list[Round]]:
 
 
 def test_every_recorded_name_is_a_quantity_of_its_kind(recorded: dict[str, list[Round]]) -> None:
-    seen = set()
+    seen: set[str] = set()
     for name, rounds in recorded.items():
         for k, record in enumerate(rounds):
             assert record.keys() <= SCHEMA.keys(), name

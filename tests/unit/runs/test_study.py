@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ STUDY = Study("s", "digits-case3", {}, ("fedveca", "fedavg"), 3)
 
 def ended(method: str, seed: int, kept: float | None, diverged: bool = False) -> Run:
     last = None if kept is None else kept - 0.5
-    summary = {"tau_all": 100 + seed, "kept": {"test_loss": 1.0, "test_accuracy": kept}} | (
+    summary: Any = {"tau_all": 100 + seed, "kept": {"test_loss": 1.0, "test_accuracy": kept}} | (
         {"stopped": "round 2: the model is not finite"} if diverged else {}
     )
     return Run(Experiment(method=method, seed=seed), [], summary | {"last": {"test_loss": 2.0, "test_accuracy": last}})

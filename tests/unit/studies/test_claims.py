@@ -137,7 +137,7 @@ def curves(study: str = SVM, length: int = 30, **at: int) -> dict[str, list[Run]
         ({"fedveca": 0, "fedavg": 6}, False),
     ],
 )
-def test_centralised_line_is_reached_before_the_rivals(at: dict[str, int], expected: Holds) -> None:
+def test_centralised_line_is_reached_before_the_rivals(at: dict[str, Any], expected: Holds) -> None:
     assert holds(claims.centralised_line(curves(**at))) == expected
 
 

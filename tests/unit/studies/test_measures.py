@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from studies.paper.measures import (
 
 
 def invented(*losses: float, accepted: str = "", kept: int = 0) -> Run:
-    lines = [
+    lines: list[Any] = [
         {"round": k, "test_loss": v, "test_accuracy": 1 - v, "accepted": (accepted or "1" * len(losses))[k] == "1"}
         for k, v in enumerate(losses)
     ]
@@ -61,7 +62,7 @@ def test_the_kept_curve_ends_at_the_kept_model() -> None:
 
 def seeds(method: str, *accuracies: float) -> list[Run]:
     """Runs of a method, the last seed first."""
-    ends = [{"kept": {"test_accuracy": a}, "last": {"test_accuracy": a / 2}} for a in accuracies]
+    ends: list[Any] = [{"kept": {"test_accuracy": a}, "last": {"test_accuracy": a / 2}} for a in accuracies]
     return [Run(Experiment(method=method, seed=i), [], end) for i, end in enumerate(ends)][::-1]
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def expected(told: Run) -> dict[tuple[str, int], float]:
     """Every number that a tracker should hold, by name and step."""
     found: dict[tuple[str, int], float] = {}
-    for line in told.rounds:
+    for line in cast("list[dict[str, Any]]", told.rounds):
         for name, v in line.items():
             step = line["round"] + 1
             if name in ("left_out", "faults"):
@@ -120,6 +120,7 @@ def mlflow_run(place: str) -> tuple[Any, Any]:
 
     client = MlflowClient(place)
     home = client.get_experiment_by_name("fedveca")
+    assert home is not None
     (only,) = client.search_runs([home.experiment_id])
     return client, only
 
@@ -160,7 +161,7 @@ def records(path: Path) -> list[Any]:
 
 def read_records(path: Path) -> list[Any]:
     """The records that are in the file: LevelDB's log format, blocks of 32 KiB, each record in one or more pieces."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made while it is imported
 
     content, at, piece, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(content):
@@ -402,7 +403,15 @@ def test_a_store_that_names_another_place_for_artifacts_is_rejected(known: bool,
 
 
 def test_lines_of_any_kind_have_values() -> None:
-    odd = {"round": 0, "faults": 3, "left_out": None, "tau": [1, 2], "loss": 10**400, "note": {}, "test_loss": 1e150}
+    odd: Any = {
+        "round": 0,
+        "faults": 3,
+        "left_out": None,
+        "tau": [1, 2],
+        "loss": 10**400,
+        "note": {},
+        "test_loss": 1e150,
+    }
     assert to_values(odd, 3) == (1, {"faults": 3.0, "test_loss": 1e150}, {})
     assert to_values(odd | {"test_loss": 1e308}, 3).numbers == {"faults": 3.0}  # what a run records as null
     assert to_values(odd | {"ids": [0, 1], "tau": ["x", 10**400]}, 99).many == {}
@@ -414,7 +423,7 @@ def test_tracking_decides_no_number() -> None:
 
 
 def test_values_of_a_line() -> None:
-    line = {"round": 2, "ids": [0, 4], "tau": [3, 5], "L": None, "left_out": [7], "accepted": False, "note": "x"}
+    line: Any = {"round": 2, "ids": [0, 4], "tau": [3, 5], "L": None, "left_out": [7], "accepted": False, "note": "x"}
     step, numbers, many = to_values(line, 5)
     assert (step, many) == (3, {})
     assert numbers == {"tau/client_0": 3, "tau/client_4": 5, "left_out": 1, "accepted": 0}

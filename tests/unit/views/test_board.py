@@ -135,7 +135,12 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
 
 def test_a_free_lock_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr("fedveca.views.board.index.is_locked", lambda path: asked.append(path) or is_locked(path))
+
+    def look(path: Path) -> bool | None:
+        asked.append(path)
+        return is_locked(path)
+
+    monkeypatch.setattr("fedveca.views.board.index.is_locked", look)
     folder = written(tmp_path / "a", [line(0, [1])])
     (folder / ".lock").write_text("1")
     index = RunIndex(tmp_path)
@@ -264,7 +269,7 @@ def test_curves_and_heat_maps_are_what_the_run_recorded(runs: Path) -> None:
     assert heat["z"] == [list(row) for row in zip(*told.column("tau"), strict=True)]
     assert (heat["x"], heat["y"]) == ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3])
     steps, _ = ask(runs, "/api/curves?run=plain&name=tau_k&x=steps").json()["runs"]["plain"]["curves"]["tau_k"]
-    assert steps == list(np.cumsum([sum(tau) for tau in told.column("tau")]))
+    assert steps == list(np.cumsum([sum(record["tau"]) for record in told.rounds]))
 
 
 def test_a_method_that_pools_all_rows_has_one_client(tmp_path: Path) -> None:

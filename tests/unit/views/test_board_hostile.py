@@ -15,7 +15,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from test_board import Client, ask, line, written
@@ -168,7 +168,8 @@ def test_a_line_without_end_is_skipped_and_read_once(tmp_path: Path, monkeypatch
         rounds.write("\n" + json.dumps(line(2, [1])) + "\n")
     tail.read()
     assert (len(tail.starts), tail.damaged) == (3, 2)
-    assert [entry["round"] for entry in tail.read_log(9, 9)[1]] == [0, 1, 2]
+    lines: list[Any] = tail.read_log(9, 9)[1]
+    assert [entry["round"] for entry in lines] == [0, 1, 2]
 
 
 def test_the_log_reads_its_lines_and_not_what_lies_between_them(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_the_log_reads_its_lines_and_not_what_lies_between_them(tmp_path: Path) 
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
-    assert (first, [entry["round"] for entry in lines], tail.damaged) == (0, [0, 1], 40)
+    assert (first, [cast("Any", entry)["round"] for entry in lines], tail.damaged) == (0, [0, 1], 40)
 
 
 def test_a_heat_map_has_a_bounded_number_of_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +364,12 @@ def test_a_slow_reader_gets_all(near: tuple[int, Any]) -> None:
 
 def test_one_look_answers_all_who_asked_before_it() -> None:
     looks: list[int] = []
-    shared = SharedAnswer(lambda: bytes(looks.append(1) or len(looks)))
+
+    def look() -> bytes:
+        looks.append(1)
+        return bytes(len(looks))
+
+    shared = SharedAnswer(look)
     early = time.monotonic()
     assert [len(shared(early)) for _ in range(3)] == [1, 1, 1]
     assert len(shared(time.monotonic())) == 2  # a later question gets a later look

@@ -7,8 +7,10 @@ import sys
 import xml.etree.ElementTree as xml
 from html import unescape
 from pathlib import Path
+from typing import cast
 
 import pytest
+from recorded import require_number
 
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
@@ -27,15 +29,15 @@ def test_a_run_shows_its_table_and_curves(done: Run) -> None:
     assert "5 of 5 rounds, seed 0" in shown
     rows = [[cell.text for cell in row] for row in tree.iter("tr")]
     assert rows[0] == ["model", "of round", "test loss", "test accuracy"]
-    for row, which in zip(rows[1:], ("kept", "last"), strict=True):
-        end = done.summary[which]
-        accuracy = f"{100 * end['test_accuracy']:.2f} %"
+    ends = {"kept": done.summary["kept"], "last": done.summary["last"]}
+    for row, (which, end) in zip(rows[1:], ends.items(), strict=True):
+        accuracy = f"{100 * require_number(end, 'test_accuracy'):.2f} %"
         assert row == [which, str(end["round"]), f"{end['test_loss']:.4f}", accuracy]
     curves = list(tree.iter("polyline"))
     assert [len(curve.attrib["points"].split()) for curve in curves] == [5, 5]
     for curve, name in zip(curves, ("test_loss", "test_accuracy"), strict=True):
         heights = [float(point.split(",")[1]) for point in curve.attrib["points"].split()]
-        values = done.column(name)
+        values = cast("list[float]", done.column(name))
         assert heights.index(min(heights)) == values.index(max(values))  # the highest value stands at the top
     assert all(svg.attrib["aria-label"] for svg in tree.iter("svg"))
     assert "<script" not in shown
@@ -46,7 +48,7 @@ def test_a_run_shows_its_table_and_curves(done: Run) -> None:
 def test_a_run_that_has_not_ended_or_not_begun_shows_itself_too(done: Run) -> None:
     half = Run(done.experiment, done.rounds[:2], {})
     assert "2 of 5 rounds" in half._repr_html_()
-    assert f"{100 * done.rounds[1]['test_accuracy']:.2f} %" in half._repr_html_()
+    assert f"{100 * require_number(done.rounds[1], 'test_accuracy'):.2f} %" in half._repr_html_()
     none = Run(done.experiment, [], {})._repr_html_()
     assert "0 of 5 rounds" in none
     assert "<svg" not in none

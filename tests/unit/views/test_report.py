@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import require_number
 
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
@@ -62,7 +63,7 @@ def test_a_report_asks_answers_and_tells_how_to_run_it_again(runs: Path) -> None
     assert "Which of FedVeca and FedAvg trains the best squared SVM on digits? 5 clients; half of the clients " in said
     assert "6 rounds, mini-batches of 16, learning rate 0.01. 2 seeds each." in said
     values = {
-        m: [Run.open(runs / f"{m}-seed{s}").summary["kept"]["test_accuracy"] for s in (0, 1)]
+        m: [require_number(Run.open(runs / f"{m}-seed{s}").summary["kept"], "test_accuracy") for s in (0, 1)]
         for m in ("fedveca", "fedavg")
     }
     best = max(values, key=lambda m: sum(values[m]))
@@ -200,7 +201,7 @@ def test_a_run_that_diverged_is_left_out_of_the_means_and_counted(runs: Path, tm
     assert "FedAvg (1 diverged)" in words(text)
     kept = Run.open(runs / "fedavg-seed0").summary["kept"]
     row = re.findall(r'<tr><th scope="row">FedAvg.*?</tr>', text)[0]
-    assert f">{100 * kept['test_accuracy']:.2f} %<" in row
+    assert f">{100 * require_number(kept, 'test_accuracy'):.2f} %<" in row
     assert f">{kept['test_loss']:.4f}<" in row
     for seed in (0, 1):
         summary = json.loads((tmp_path / f"fedavg-seed{seed}" / "summary.json").read_text())
@@ -213,7 +214,7 @@ def test_every_figure_has_words_instead(runs: Path) -> None:
     text = reported(runs)
     plots = re.findall(r'<div class="plot" id="[\w-]+" role="img" aria-label="([^"]*)"></div><figcaption>(.+?)<', text)
     assert len(plots) == text.count("<figure") == 3 + 4 + 3 + 1
-    last = [Run.open(runs / f"fedveca-seed{seed}").rounds[-1]["test_loss"] for seed in (0, 1)]
+    last = [require_number(Run.open(runs / f"fedveca-seed{seed}").rounds[-1], "test_loss") for seed in (0, 1)]
     assert f"FedVeca ends at {sum(last) / 2:.4f}" in plots[0][0]
     assert all(len(alternative) > 40 for alternative, _ in plots)
 
@@ -232,7 +233,7 @@ def test_the_numbers_drawn_are_those_recorded(runs: Path) -> None:
     assert section["runs"][0]["partition"] == 0
     assert len(section["partitions"]) == 1  # case3 does not depend on the seed
     mean = section["curves"][0]["metrics"]["test_accuracy"]["mean"]
-    both = [Run.open(runs / f"fedveca-seed{s}").rounds[5]["test_accuracy"] for s in (0, 1)]
+    both = [require_number(Run.open(runs / f"fedveca-seed{s}").rounds[5], "test_accuracy") for s in (0, 1)]
     assert mean[5] == pytest.approx(sum(both) / 2, rel=1e-5)
 
 

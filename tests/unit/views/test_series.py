@@ -15,8 +15,8 @@ from fedveca.runs.run import run
 from fedveca.views import series
 
 
-def made(lines: list[dict[str, Any]], summary: dict[str, Any] | None = None, **settings: Any) -> Run:
-    return Run(Experiment(**settings), lines, summary or {})
+def made(lines: list[Any], summary: Any = None, **settings: Any) -> Run:
+    return Run(Experiment(**settings), lines, {} if summary is None else summary)
 
 
 def line(k: int, **more: Any) -> dict[str, Any]:
@@ -141,8 +141,10 @@ def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
     many = run(Experiment(model="svm", rounds=1, clients=1000, partition="iid"), tmp_path / "b")
     told = json.loads((tmp_path / "b" / "partition.json").read_text())
     assert (told["all"], len(told["clients"]), told["clients"][-1]) == (1000, 200, 999)
-    assert len((series.read_partition(many) or {})["clients"]) == 100
-    whole = {"all": 2, "clients": [0, 1], "sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
+    shown = series.read_partition(many)
+    assert shown is not None
+    assert len(shown["clients"]) == 100
+    whole: Any = {"all": 2, "clients": [0, 1], "sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
     (tmp_path / "a" / "partition.json").write_text(json.dumps(whole))
     assert series.read_partition(done) == whole
     odd: list[dict[str, Any]] = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import require_number
 
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.experiment import Experiment
@@ -83,10 +84,10 @@ def test_faults_are_news_unless_they_were_asked_for(capsys: Capture) -> None:
 def test_runs_of_worker_processes_get_a_line_at_their_end(tmp_path: Path, capsys: Capture) -> None:
     with Screen() as screen:
         runs = compare(replace(E, rounds=2), 2, tmp_path, methods=("fedavg",), workers=2, observers=[screen])
-    values = [(done.experiment.seed, done.summary["kept"]) for done in runs]
+    names = ("test_accuracy", "test_loss")
+    values = [(done.experiment.seed, *(require_number(done.summary["kept"], name) for name in names)) for done in runs]
     assert capsys.readouterr().err.splitlines() == [
-        f"fedavg seed {seed}  accuracy {100 * kept['test_accuracy']:.2f} %  loss {kept['test_loss']:.4f}"
-        for seed, kept in values
+        f"fedavg seed {seed}  accuracy {100 * accuracy:.2f} %  loss {loss:.4f}" for seed, accuracy, loss in values
     ]
 
 
