@@ -375,7 +375,7 @@ def test_nothing_but_a_file_is_written_over(
     os.mkfifo(tmp_path / "pipe.svg")
     (tmp_path / "link.svg").symlink_to("pipe.svg")
     for out, said in {
-        "": ". is a folder; name a file" if words == ["report"] else ". is no figure's name; it ends in ",
+        "": ". is a folder; name a file",
         "folder.svg": "folder.svg is a folder; name a file",
         "pipe.svg": "pipe.svg is not a regular file; name another",
         "link.svg": "link.svg is not a regular file; name another",
@@ -387,15 +387,16 @@ def test_nothing_but_a_file_is_written_over(
     assert capsys.readouterr().out.startswith(f"{words[0]}: \\udcff.svg")
 
 
-def test_numbers_beyond_what_a_run_can_have_are_not_drawn(good: Path, tmp_path: Path) -> None:
+def test_numbers_beyond_what_a_run_can_have_are_rejected(good: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     shutil.copytree(good, folder)
     both(all_of(1.7e308), ends(test_loss=1.7e308, test_accuracy=0.5))(folder)
-    assert main(["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"]) == 0
-    assert "No round has a test value yet" in (tmp_path / "r.html").read_text("utf-8")
-    shown = Run.open(folder)._repr_html_()
-    assert "1.7" not in shown
-    assert main(["figure", str(folder), "-o", str(tmp_path / "f.svg")]) == 2
+    with pytest.raises(ValueError, match="is not a run folder: .* invalid value for "):
+        Run.open(folder)
+    for command, name in (("report", "r.html"), ("figure", "f.svg")):
+        assert main([command, str(folder), "-o", str(tmp_path / name), "--quiet"]) == 2
+        assert "invalid value for " in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
 
 
 # the reader itself
@@ -421,10 +422,10 @@ def test_what_is_opened_is_a_regular_file_of_the_folder(tmp_path: Path) -> None:
             "out.json": "is a link that leads out",
             "absolute.json": "is a link that leads out",
             "outer/out.json": "is a link that leads out",
-            "pipe.json": "is no file",
-            "to-pipe.json": "is no file",
-            "socket.json": "is no file",
-            "below": "is no file",
+            "pipe.json": "is not a file",
+            "to-pipe.json": "is not a file",
+            "socket.json": "is not a file",
+            "below": "is not a file",
             "none.json": "is missing",
             "sparse.json": f"is too large: .* at most {OBJECT_BYTES} are allowed",
         }.items():
@@ -434,7 +435,7 @@ def test_what_is_opened_is_a_regular_file_of_the_folder(tmp_path: Path) -> None:
 
 def test_what_was_replaced_after_the_look_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "a.json")
-    monkeypatch.setattr(files, "inside", lambda folder, name: folder / name)  # it was a file a moment ago
+    monkeypatch.setattr(files, "find_inside", lambda folder, name: folder / name)  # it was a file a moment ago
     with bounds(20), pytest.raises(OSError, match=r"a\.json is not a file$"):
         read_inside(tmp_path, "a.json", OBJECT_BYTES)
 
