@@ -391,7 +391,7 @@ def test_numbers_beyond_what_a_run_can_have_are_rejected(good: Path, tmp_path: P
     folder = tmp_path / "run"
     shutil.copytree(good, folder)
     both(all_of(1.7e308), ends(test_loss=1.7e308, test_accuracy=0.5))(folder)
-    with pytest.raises(ValueError, match="is not a run folder: .* invalid value for "):
+    with pytest.raises(ValueError, match=r"is not a run folder: .* invalid value for "):
         Run.open(folder)
     for command, name in (("report", "r.html"), ("figure", "f.svg")):
         assert main([command, str(folder), "-o", str(tmp_path / name), "--quiet"]) == 2
