@@ -111,7 +111,7 @@ def normalised() -> None:
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
     for axis, (name, algorithm) in zip(axes, (("FedAvg", FedAvg(0.03)), ("FedNova", FedNova(0.03))), strict=True):
         models, _ = simulate(algorithm, torch.tensor([2, 20]), 60)
-        ground(axis, f"{name}: client 1 takes 2 steps a round, client 2 takes 20")
+        ground(axis, f"{name}: client 1 takes 2 steps per round, client 2 takes 20")
         axis.plot(*models.T, color="#D55E00", marker=".", linewidth=1.5)
         off = float((models[-1] - best()).norm())
         axis.annotate(
@@ -149,7 +149,7 @@ def control() -> None:
         label, colour, dash = find_look(done.experiment.method)
         shares = [100 * (line["test_accuracy"] or 0.0) for line in done.rounds]
         axes[2].plot(range(1, 41), shares, dash, color=colour, label=label)
-    axes[2].set(title="test accuracy (%), equal local steps in all", xlabel="round")
+    axes[2].set(title="test accuracy (%), local steps of the paper's protocol", xlabel="round")
     axes[2].legend(loc="lower right")
     save_figure(figure, OUT / "control.svg")
     for done in (veca, avg):

@@ -15,7 +15,7 @@ def r_squared(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def huber(scores: Tensor, y: Tensor) -> Tensor:
-    """One number a row: gentler than the square on rows far off."""
+    """One number per row: gentler than the square on rows far off."""
     return torch.nn.functional.huber_loss(scores[:, 0], y, reduction="none")
 
 

@@ -43,10 +43,10 @@ LOOP = """(() => {
 def line(k: int, clients: int, chance: random.Random) -> str:
     each = {name: [chance.random() for _ in range(clients)] for name in ("beta", "delta", "A")}
     tau = [chance.randint(2, 50) for _ in range(clients)]
-    told: dict[str, Any] = {"round": k, "ids": list(range(clients)), "left_out": [], "tau": tau} | each
-    told |= {"tau_k": sum(tau) / clients, "L": chance.random(), "premise": chance.random(), "accepted": True}
-    told |= {"train_loss": 2 / (k + 1) + chance.random(), "test_loss": chance.random(), "test_accuracy": k / (k + 50)}
-    return json.dumps(told | {"seconds": 0.02, "bytes_up": 10**6, "bytes_down": 10**6}) + "\n"
+    record: dict[str, Any] = {"round": k, "ids": list(range(clients)), "left_out": [], "tau": tau} | each
+    record |= {"tau_k": sum(tau) / clients, "L": chance.random(), "premise": chance.random(), "accepted": True}
+    record |= {"train_loss": 2 / (k + 1) + chance.random(), "test_loss": chance.random(), "test_accuracy": k / (k + 50)}
+    return json.dumps(record | {"seconds": 0.02, "bytes_up": 10**6, "bytes_down": 10**6}) + "\n"
 
 
 def folder(path: Path, experiment: Experiment, rounds: int, ended: bool, chance: random.Random) -> None:
@@ -147,14 +147,14 @@ def main() -> None:
             found = re.search(r"http://\S+", board.stdout.readline() if board.stdout else "")
             assert found
             size = (big / "rounds.jsonl").stat().st_size
-            told = {"runs": args.runs, "clients": args.clients, "rounds": args.rounds, "bytes_of_the_long_run": size}
-            told |= measure(found[0], big, args, chance)
+            result = {"runs": args.runs, "clients": args.clients, "rounds": args.rounds, "bytes_of_the_long_run": size}
+            result |= measure(found[0], big, args, chance)
         finally:
             board.terminate()
             board.wait()
-    print(json.dumps(told, indent=2))
+    print(json.dumps(result, indent=2))
     if args.out:
-        args.out.write_text(json.dumps(told, indent=2) + "\n")
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,16 +46,16 @@ def main() -> None:
             compare(Experiment(**preset("digits-case3") | {"rounds": 100}), 10, runs)
         start = time.perf_counter()
         made = write_report(find_runs([runs])[0], Path(folder) / "report.html")
-        told: dict[str, Any] = {"runs": made["runs"], "bytes": made["bytes"], "written": time.perf_counter() - start}
+        result: dict[str, Any] = {"runs": made["runs"], "bytes": made["bytes"], "written": time.perf_counter() - start}
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        told["opened"] = [opened(browser, Path(folder) / "report.html") for _ in range(args.repeat)]
+        result["opened"] = [opened(browser, Path(folder) / "report.html") for _ in range(args.repeat)]
         browser.close()
     for name in ("seen", "drawn", "cpu"):
-        each = sorted(entry[name] for entry in told["opened"])
+        each = sorted(entry[name] for entry in result["opened"])
         print(f"{name}: least {each[0]:.2f} s, median {each[len(each) // 2]:.2f} s")
-    print(f"{told['runs']} runs, {told['bytes'] / 1e6:.2f} MB, written in {told['written']:.1f} s")
+    print(f"{result['runs']} runs, {result['bytes'] / 1e6:.2f} MB, written in {result['written']:.1f} s")
     if args.out:
-        args.out.write_text(json.dumps(told, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

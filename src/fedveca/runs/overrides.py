@@ -36,8 +36,8 @@ class CustomObjects(TypedDict, total=False):
     Attributes:
         data: What from_arrays, from_torch, from_hugging_face or from_partitioner gives.
         model: A torch.nn.Module, which stays as it is, or a factory(shape, classes).
-        loss: A function of (scores, y): one number a row.
-        metric: A function of (scores, y): one number a row, or one of all; its name stands in the record.
+        loss: A function of (scores, y): one number per row.
+        metric: A function of (scores, y): one number per row, or one for all rows; its name is in the record.
         partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
         method: An object of a subclass of fedveca.algorithms.Algorithm.
     """

@@ -28,7 +28,7 @@ class Values(NamedTuple):
 
     step: int
     numbers: dict[str, float]
-    many: dict[str, list[float]]  # one number a client, where clients are more than CLIENTS
+    many: dict[str, list[float]]  # one number per client, where clients are more than CLIENTS
 
 
 class Tracker(Protocol):

@@ -142,7 +142,7 @@ def test_a_run_is_the_same_with_its_memory_on_disk(tmp_path: Path) -> None:
 
 def test_a_damaged_memory_gives_way_to_the_former_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last checkpoint's newest row is hurt: the former one does not point there."""
-    e = Experiment(**(SMALL | {"participation": 0.02, "checkpoint_every": 1}))  # one client a round
+    e = Experiment(**(SMALL | {"participation": 0.02, "checkpoint_every": 1}))  # one client per round
     run(e, tmp_path / "whole", device="cpu")
     run(Experiment(**(SMALL | {"participation": 0.02, "rounds": 4})), tmp_path / "hurt", device="cpu")
     content = bytearray((tmp_path / "hurt" / MEMORY_FILE).read_bytes())
