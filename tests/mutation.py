@@ -1,10 +1,10 @@
 """Changes one formula or one wire at a time and sees that a test fails which names the quantity.
 
-    python tests/mutation.py              # all, into tests/mutation.json
+    python tests/mutation.py              # all
     python tests/mutation.py beta tau_all # those whose name holds a word
 
 Each change is made in a copy of `src`; the working tree is not touched. It takes minutes and is not part of CI; the
-last result is committed as tests/mutation.json.
+last result of each change is in tests/mutation.json, which is committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "tests" / "mutation.json"
 SECONDS = 400  # of one test file
-PROCESSES = 2
+PROCESSES = os.cpu_count() or 2
 
 
 class Mutation(NamedTuple):
@@ -38,7 +38,6 @@ class Mutation(NamedTuple):
 
 class Outcome(NamedTuple):
     quantity: str
-    file: str
     change: str
     caught_by: str  # the test that failed; empty where none did
     seconds: float
@@ -89,7 +88,7 @@ def try_mutation(m: Mutation) -> Outcome:
     """One change and the test that notices it."""
     start = time.monotonic()
     caught = find_failure(m.tests, m)
-    return Outcome(m.quantity, m.file, f"{m.old} -> {m.new}", caught, round(time.monotonic() - start, 1))
+    return Outcome(m.quantity, f"{m.file}: {m.old} -> {m.new}", caught, round(time.monotonic() - start, 1))
 
 
 def main(words: list[str]) -> int:
@@ -110,16 +109,19 @@ def main(words: list[str]) -> int:
             print(f"{outcome.seconds:6.1f} s  {outcome.quantity}: {outcome.caught_by or 'SURVIVED'}", flush=True)
     survived = [outcome for outcome in outcomes if not outcome.caught_by]
     print(f"{len(outcomes) - len(survived)} of {len(outcomes)} changes were caught")
-    if not words:
-        result = {
-            "changes": len(outcomes),
-            "caught": len(outcomes) - len(survived),
-            "outcomes": [outcome._asdict() | {"seconds": None} for outcome in outcomes],
-        }
-        for outcome in result["outcomes"]:  # type: ignore[attr-defined]
-            del outcome["seconds"]
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_result(outcomes)
     return 1 if survived else 0
+
+
+def write_result(outcomes: list[Outcome]) -> None:
+    """Puts the outcomes in the place of earlier ones of the same changes; changes that are not listed any more go."""
+    earlier = json.loads(RESULT.read_text("utf-8"))["outcomes"] if RESULT.exists() else []
+    found = {entry["quantity"]: entry for entry in earlier}
+    found |= {o.quantity: {"quantity": o.quantity, "change": o.change, "caught_by": o.caught_by} for o in outcomes}
+    listed = [found[m.quantity] for m in load_mutations() if m.quantity in found]
+    caught = sum(bool(entry["caught_by"]) for entry in listed)
+    result = {"listed": len(load_mutations()), "tried": len(listed), "caught": caught, "outcomes": listed}
+    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
