@@ -71,6 +71,7 @@ def find_failure(tests: str, m: Mutation | None = None) -> str:
             changed = copy / m.file
             changed.write_text(changed.read_text("utf-8").replace(m.old, m.new, 1), "utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+        command += ["-o", f"pythonpath={copy / 'src'} {copy} tests/helpers"]  # before the working tree's own
         paths = os.pathsep.join(map(str, (copy / "src", copy)))
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -78,6 +79,8 @@ def find_failure(tests: str, m: Mutation | None = None) -> str:
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
             )
             lines = done.stdout.splitlines()
+            if m is None and done.returncode:
+                lines.append(f"FAILED {tests}")  # also where nothing could be collected
         except subprocess.TimeoutExpired:
             lines = []
     failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]

@@ -79,6 +79,12 @@ def test_columns_are_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(trimmed_mean(v, weight, 0.2), whole)
 
 
+def test_the_mean_counts_clients_by_their_weight() -> None:
+    aggregator = aggregation_rule("mean")()
+    aggregator.add(aggregator.reduce(torch.tensor([1.0, 3.0]), {"G": torch.tensor([[1.0, 0.0], [5.0, 4.0]])}))
+    assert aggregator.close(4.0)["G"].tolist() == [4.0, 3.0]  # (1 + 15) / 4, 12 / 4
+
+
 def test_clipping_by_a_fixed_norm_is_exact() -> None:
     v = torch.tensor([[3.0, 4.0], [30.0, 40.0], [0.3, 0.4], [0.0, 0.0]])
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])

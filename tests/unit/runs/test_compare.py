@@ -82,3 +82,9 @@ def test_rivals_of_a_run_that_diverged_half_way(tmp_path: Path, caplog: pytest.L
         WILD, 1, tmp_path, methods=("fedveca", "fedavg"), device="cpu"
     )  # the same budget, so none is repeated
     assert [r.summary["seconds"] for r in again] == [fedveca.summary["seconds"], fedavg.summary["seconds"]]
+
+
+def test_the_budget_is_the_first_adaptive_methods(tmp_path: Path) -> None:
+    first, second, rival = compare(E, 1, tmp_path, methods=("fedveca", "corrected", "fedavg"), device="cpu")
+    assert first.summary["tau_all"] != second.summary["tau_all"]
+    assert rival.experiment.tau_all == first.summary["tau_all"]

@@ -241,6 +241,12 @@ def test_fair_share_by_hand() -> None:
     assert initial_steps(dataclasses.replace(e, method="fedveca", tau_0=3), sizes).tolist() == [3, 3, 3, 3]
 
 
+def test_fair_share_with_participation_by_hand() -> None:
+    """Where two of four clients take part, each takes twice the steps: floor(tau_all / K * D_i / D * 4 / 2)."""
+    e = Experiment(method="fedavg", rounds=10, tau_all=1000, participation=0.5)
+    assert initial_steps(e, torch.tensor([5, 30, 60, 6])).tolist() == [9, 59, 118, 11]
+
+
 def test_a_share_that_is_too_large_is_rejected() -> None:
     sizes = torch.tensor([5, 30, 60, 6])
     e = Experiment(method="fedavg", rounds=10, tau_all=2**31 - 1)

@@ -20,7 +20,7 @@ from fedveca.runs.build import build
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.federate import federate
+from fedveca.runs.federate import evaluate_loss, federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.runs.schema import is_number
@@ -427,3 +427,16 @@ def test_a_figure_is_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "a.svg").read_text()
     assert all(word in text for word in ("FedVeca", "centralised", "two methods", "test accuracy (%)"))
+
+
+def test_the_closing_loss_counts_clients_by_their_rows() -> None:
+    """F(w) = sum p_i F_i(w), with p_i = D_i / D: it decides whether the kept or the last model is handed out."""
+    built = build(Experiment(model="svm", clients=4, partition="quantity", concentration=0.5, batch=8, lr=0.05))
+    state = built.state._replace(w=torch.linspace(-1, 1, len(built.state.w)))
+    ids = torch.arange(4)
+    _, report = built.cohort(0, built.algorithm.order(state), ids, torch.zeros_like(ids))
+    losses, sizes = report.each["loss"], built.cohort.sizes.double()
+    assert float(losses.mean()) != pytest.approx(float(losses @ sizes / sizes.sum()), rel=1e-4)
+    assert evaluate_loss(built.algorithm, built.cohort, state, 0, 1.0, 0) == pytest.approx(
+        float(losses @ sizes / sizes.sum())
+    )
