@@ -37,6 +37,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+@pytest.fixture(autouse=True)
+def _registered_methods() -> Iterator[None]:
+    """A method that a test registers is gone after it."""
+    from fedveca.algorithms import registry
+
+    registry.methods()
+    entries, imported = dict(registry._entries), set(registry._imported)
+    yield
+    registry._entries.clear()
+    registry._entries.update(entries)
+    registry._imported.intersection_update(imported)
+
+
 @pytest.fixture(scope="session")
 def mnist_dir() -> str:
     """A folder with MNIST: FEDVECA_DATA, the one beside the checkout, or what the package can fetch."""
