@@ -53,6 +53,7 @@ def test_run(name: str, tmp_path: Path) -> None:
     check(name, run_case(name, tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_stopped_and_resumed(name: str, tmp_path: Path) -> None:
     done = run_half(name, tmp_path / "run")

@@ -204,6 +204,7 @@ def test_one_file_adds_a_method(plugin: dict[str, str]) -> None:
         type(made)(lr=0.1, part=2.0)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_commands_know_the_method_of_one_file(plugin: dict[str, str], tmp_path: Path) -> None:
     assert command(plugin, "list", "--json")["methods"][-1] == "mine"
     small = ["digits-case3", "rounds=2", "clients=2", "model=svm", "--methods", "mine,fedavg", "--json"]

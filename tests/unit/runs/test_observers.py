@@ -186,6 +186,7 @@ def test_a_class_is_not_an_observer() -> None:
 # many runs
 
 
+@pytest.mark.slow
 def test_compare_in_this_process_and_in_workers(tmp_path: Path) -> None:
     """In worker processes only the end of each run is seen."""
     e = replace(E, rounds=2)

@@ -86,6 +86,7 @@ def experiments_in(folder: Path) -> dict[str, Experiment]:
     return {path.parent.name: Run.open(path.parent).experiment for path in folder.glob("*/experiment.toml")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "settings", "words"),
     [
