@@ -1,4 +1,4 @@
-"""A method of your own in one file: FedDyn (Acar et al. 2021) beside the package's, checked and compared.
+"""A custom method in one file: FedDyn (Acar et al. 2021), checked and compared with the package's methods.
 
 Client i minimises F_i(w) - <h_i, w> + a/2 |w - w_k|^2 and then lowers h_i by a (w_i - w_k); the server keeps
 h = sum_i p_i h_i over all clients and sets w_(k+1) = sum_i p_i w_i - h / a.

@@ -1,4 +1,4 @@
-"""How long importing takes, beside importing torch alone: python -m benchmarks.products.imports"""
+"""How long importing takes, compared with importing torch alone: python -m benchmarks.products.imports"""
 
 from __future__ import annotations
 

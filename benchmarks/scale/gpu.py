@@ -1,4 +1,4 @@
-"""Speed on one CUDA device: the cost of a client's step, and pfl's own benchmark shape beside pfl.
+"""Speed on one CUDA device: the cost of a client's step, and pfl's own benchmark shape compared with pfl.
 
     python -m benchmarks.scale.gpu --out docs/results/gpu.json [--data FOLDER_OF_CIFAR10] [--rounds 100]
 

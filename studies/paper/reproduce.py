@@ -17,7 +17,7 @@ from studies.paper.reported import TASKS, task_of
 from studies.paper.results import Content, write_results
 from studies.paper.tables import make_claims, make_table1
 
-FILES = {  # by result, the studies beside this file
+FILES = {  # by result, the studies in this folder
     "table1": "table1.toml",
     "curves": "table1.toml",
     "premise": "table1.toml",

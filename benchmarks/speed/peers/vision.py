@@ -1,4 +1,4 @@
-"""Lets torchvision be imported beside a CPU build of PyTorch, for peers that import it and use none of it.
+"""Lets torchvision be imported with a CPU build of PyTorch, for peers that import it and use none of it.
 
 The registry's torchvision is built for CUDA; without that its operators do not load and its import fails.
 """

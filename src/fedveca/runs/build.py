@@ -52,7 +52,7 @@ class Built(NamedTuple):
     @property
     def directions(self) -> dict[str, Direction]:
         """What the custom metric stated about itself."""
-        name, better = f"test_{self.problem.measure}", getattr(self.problem, "better", None)
+        name, better = f"test_{self.problem.measure}", self.problem.better
         return {name: better} if better and name not in SCHEMA else {}
 
 

@@ -8,8 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.runs.federate import NamedState, Rollback
+from fedveca.runs.federate import Rollback
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
@@ -48,7 +49,7 @@ class Keeper:
     def __init__(
         self,
         keep: str,
-        state: NamedState,
+        state: HasModel,
         *,
         round: int = 0,
         kept: Tensor | None = None,
@@ -61,7 +62,7 @@ class Keeper:
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
 
-    def judge(self, state: NamedState, record: Round) -> None:
+    def judge(self, state: HasModel, record: Round) -> None:
         """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late."""
         if self.keep == "best" and "train_loss" in record:  # perhaps no client answered
             loss = record["train_loss"]

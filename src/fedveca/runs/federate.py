@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,18 +19,6 @@ from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 MARGIN = 10.0  # times the others' median: an update so long is named then
-
-
-class NamedState(Protocol):
-    """What every method's server state has, a NamedTuple: see algorithms/contract.py."""
-
-    @property
-    def w(self) -> Tensor: ...  # [P] w_k
-
-    @property
-    def tau(self) -> Tensor: ...  # [N] local steps of each client's next round
-
-    def _asdict(self) -> dict[str, Tensor]: ...
 
 
 class Diverged(RuntimeError):

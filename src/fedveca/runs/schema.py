@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, NoReturn, Required, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Required, TypedDict, TypeGuard
 
 from fedveca.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from fedveca.algorithms.contract import Fault  # at run time it would load PyTorch
 
 Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Direction = Literal["higher", "lower"]
 LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
 LARGEST_COUNT = 2**63 - 1
-
-
-class ClientFault(TypedDict):
-    """A client that failed or misbehaved in a round."""
-
-    client: int
-    what: str
 
 
 class Evaluation(TypedDict, total=False):
@@ -49,7 +45,7 @@ class Round(Evaluation, total=False):
     L: float | None
     premise: float | None
     epsilon: float | None
-    faults: list[ClientFault]
+    faults: list[Fault]
     bytes_down: int
     bytes_up: int
     seconds: float
