@@ -125,8 +125,8 @@ def test_from_python(tmp_path: Path) -> None:
     mark = tmp_path / "run" / STOP_MARK
     assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 4, "of": 8}.items()
     marked: list[bool] = []
+    looking = EachRound(lambda record: marked.append(mark.exists()))
     with pytest.raises(Stopped, match="after round 6 of 8"):
-        looking = EachRound(lambda record: marked.append(mark.exists()))
         resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5), looking])
     assert marked == [False, False]
     assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 6, "of": 8}.items()

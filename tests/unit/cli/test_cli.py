@@ -338,7 +338,8 @@ def test_list_shows_all_that_can_be_named(capsys: Capture, here: Path) -> None:
     assert set(FIELDS) <= set(table)
     assert table["alpha"].split()[1:4] == ["0.95", "(0,", "1)"]
     assert table["participation"].split()[1:4] == ["1.0", "(0,", "1]"]
-    assert table["batch"].split()[1:4] == ["100", ">=", "1"]
+    assert table["clients"].split()[1:4] == ["5", ">=", "1"]
+    assert table["batch"].split()[1:3] == ["100", "(digits"]
     assert standing(here) == {}
 
 

@@ -19,7 +19,7 @@ from fedveca.cohorts import random as draws
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.evaluate import Evaluator
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, Keep
 from fedveca.runs.federate import evaluate_loss, federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
@@ -272,7 +272,7 @@ def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("keep", ["best", "last", "rollback"])
-def test_a_run_that_runs_away_keeps_its_last_good_model(keep: str, tmp_path: Path) -> None:
+def test_a_run_that_runs_away_keeps_its_last_good_model(keep: Keep, tmp_path: Path) -> None:
     e = replace(SMALL, lr=1e4, rounds=20, keep=keep)
     done = run(e, tmp_path / "run", device="cpu")
     k = done.summary["rounds"]
