@@ -21,7 +21,7 @@ from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
-from fedveca.runs.evaluate import Evaluator, Keeper
+from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.folder import (
@@ -39,11 +39,12 @@ from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_start
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
-from fedveca.runs.schema import Round, Summary
+from fedveca.runs.schema import Round, Summary, get_number
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.partition import label_counts
 
 _log = logging.getLogger(__name__)
+NOTHING_LEARNED = "no round was better than the start, so the kept model is untrained; try a smaller lr"
 
 
 def run(
@@ -163,7 +164,8 @@ def resume(
             if note.endswith(FORMER):
                 with guard_writing(out):
                     os.replace(out / FORMER, out / LAST)  # the next checkpoint would put the damaged one in its place
-            return _run_rounds(built, device, keeper, records, folder, observers, stopping)
+            spent = _add_seconds(former, records)
+            return _run_rounds(built, device, keeper, records, folder, observers, stopping, spent)
 
 
 def _run_rounds(
@@ -174,12 +176,13 @@ def _run_rounds(
     folder: RunFolder | None,
     observers: tuple[Observer, ...],
     stopping: StopRequest = lambda: False,
+    spent: float = 0.0,
 ) -> Run:
-    """The rounds that are left, then the closing summary."""
+    """The rounds that are left, then the closing summary; `spent` are the seconds of the run's former parts."""
     e, start, diverged = built.experiment, time.perf_counter(), ""
     path = folder.path if folder else None
     evaluator = Evaluator(built.problem, built.data, device)
-    checkpointer = Checkpointer(path, built)
+    checkpointer, growth = Checkpointer(path, built), GrowthCheck(records)
     rounds = federate(
         built.algorithm,
         built.cohort,
@@ -189,6 +192,7 @@ def _run_rounds(
         rollback=keeper.rollback,
         participation=e.participation,
         seed=e.seed,
+        recent=growth.recent,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
@@ -200,6 +204,9 @@ def _run_rounds(
                     record = {**record, **evaluator(state.w)}
                 if built.account:
                     record["epsilon"] = built.account.spent(keeper.round)
+                growth.judge(record)
+                if "warning" in record:
+                    _log.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
                 records.append(record)
                 last = stopping() or keeper.round == e.rounds
                 if folder:
@@ -222,13 +229,19 @@ def _run_rounds(
         summary: Summary = {
             "experiment": asdict(e),
             "tau_all": sum(sum(record["tau"]) for record in records),
-            "seconds": round(time.perf_counter() - start, 3),
+            "seconds": round(spent + time.perf_counter() - start, 3),
             "rounds": len(records),
             "last": evaluator.describe(keeper.round, keeper.state.w),
             "kept": evaluator.describe(keeper.kept_round, keeper.kept),
         }
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
+        warned = [record["warning"] for record in records if "warning" in record]
+        if not diverged and _learned_nothing(keeper, records):
+            warned.append(NOTHING_LEARNED)
+            _log.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
+        if warned:
+            summary["warnings"] = warned
         if diverged:
             summary["stopped"] = diverged
         model = {name: v.detach().cpu() for name, v in built.problem.state(keeper.kept).items()}
@@ -265,6 +278,18 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
         return record
     kept: Round = {name: v for name, v in record.items() if not name.startswith("test_")}  # type: ignore[assignment]
     return kept
+
+
+def _learned_nothing(keeper: Keeper, records: list[Round]) -> bool:
+    """Whether the untrained model is what is handed out, because no round improved it."""
+    untrained = keeper.keep == "best" and keeper.kept_round == 0
+    return bool(records) and (untrained or not any(record.get("accepted", True) for record in records))
+
+
+def _add_seconds(former: Run, records: list[Round]) -> float:
+    """How long a run took up to here: what its summary says, or the sum of its rounds where it was interrupted."""
+    rounds = sum(get_number(record, "seconds") or 0.0 for record in records)
+    return max(rounds, get_number(former.summary, "seconds") or 0.0)
 
 
 def _describe_stop(done: int, rounds: int, folder: Path) -> str:
