@@ -65,7 +65,8 @@ class GrowthCheck:
             return
         self._warned = True
         times = f"{ratio:.3g} times that of the first round" if math.isfinite(ratio) else "not finite"
-        record["warning"] = f"round {record['round'] + 1}: the loss is {times}; {advise(self.recent)}"
+        advice = advise(list(self.recent)[-1:])  # of this round alone: the same in a run that was resumed
+        record["warning"] = f"round {record['round'] + 1}: the loss is {times}; {advice}"
 
     def _count(self, record: Round) -> float:
         """The loss relative to that of the first round that has one; how often in a row it was too large."""

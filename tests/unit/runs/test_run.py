@@ -454,12 +454,14 @@ def test_a_loss_that_grows_is_reported_in_the_record_the_summary_and_the_log(
     done = run(e, tmp_path / "run", device="cpu")
     losses = [require_number(record, "train_loss") for record in done.rounds]
     assert losses[1] > 10 * losses[0] < losses[2] / 10
-    said = f"round 3: the loss is {losses[2] / losses[0]:.3g} times that of the first round; a smaller lr usually helps"
+    said = done.rounds[2].get("warning", "")
+    assert said.startswith(f"round 3: the loss is {losses[2] / losses[0]:.3g} times that of the first round; ")
+    assert said.endswith(("a smaller lr usually helps", "a smaller lr may help"))
     assert [record.get("warning") for record in done.rounds[:3]] == [None, None, said]
     assert "warning" not in {name for record in done.rounds[3:] for name in record}
     assert done.summary["warnings"] == [said, NOTHING_LEARNED]
     assert caplog.messages == [f"fedavg seed 0: {said}", f"fedavg seed 0: {NOTHING_LEARNED}"]
-    run(replace(e, rounds=4), tmp_path / "part", device="cpu")
+    run(replace(e, rounds=2), tmp_path / "part", device="cpu")
     resume(tmp_path / "part", rounds=6, device="cpu")
     same(tmp_path / "run", tmp_path / "part")
 
