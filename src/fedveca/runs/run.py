@@ -44,6 +44,7 @@ from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.partition import label_counts
 
 _log = logging.getLogger(__name__)
+log_of_results = logging.getLogger(f"{__name__}.results")  # what the summary says too
 NOTHING_LEARNED = "no round was better than the start, so the kept model is untrained; try a smaller lr"
 
 
@@ -53,6 +54,7 @@ def run(
     *,
     device: str = "auto",
     observers: Iterable[Observer] = (),
+    progress: bool = False,
     stop: StopRequest | None = None,
     cohort: Cohort | None = None,
     started_by: str = "",
@@ -65,6 +67,7 @@ def run(
         out: The run folder to write; None keeps the run in memory.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         observers: Objects that see each round as it ends.
+        progress: Whether a line with the round, its values and the time left is shown, also in a notebook.
         stop: Asked after each round; where it returns True the run is saved and `Stopped` is raised. Without it,
             Ctrl-C and SIGTERM do the same. Only with a folder.
         cohort: The clients, where they are not in this process; a deployment gives them.
@@ -88,11 +91,10 @@ def run(
     if out is not None:
         check_folder(out)
         require_new(out)
+    if progress:
+        observers = (*observers, load_plugin("progress")(device))
     built = build(experiment, device, cohort=cohort, **custom)
     keeper = Keeper(built.experiment.keep, built.state)
-    if out is None:
-        return _run_rounds(built, device, keeper, [], None, observers)
-    out = Path(out)
     environment = describe_environment(device)
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
@@ -100,6 +102,9 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if out is None:
+        return replace(_run_rounds(built, device, keeper, [], None, observers), environment=environment)
+    out = Path(out)
     counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
     with (
         lock_folder(out, make=True),
@@ -116,6 +121,7 @@ def resume(
     rounds: int = 0,
     device: str = "auto",
     observers: Iterable[Observer] = (),
+    progress: bool = False,
     data_dir: str | None = None,
     stop: StopRequest | None = None,
     cohort: Cohort | None = None,
@@ -128,6 +134,7 @@ def resume(
         rounds: Rounds in all, where more are wanted than before; 0 leaves them as they are.
         device: As for `run`.
         observers: As for `run`.
+        progress: As for `run`.
         data_dir: The folder of the data set, where it has moved.
         stop: As for `run`.
         cohort: As for `run`.
@@ -143,6 +150,8 @@ def resume(
     check_folder(out)
     check_functions(stop=stop)
     out, observers, device = Path(out), check_observers(observers), resolve_device(device)
+    if progress:
+        observers = (*observers, load_plugin("progress")(device))
     Run.open(out)
     with lock_folder(out):
         former = Run.open(out)
@@ -206,7 +215,7 @@ def _run_rounds(
                     record["epsilon"] = built.account.spent(keeper.round)
                 growth.judge(record)
                 if "warning" in record:
-                    _log.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
+                    log_of_results.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
                 records.append(record)
                 last = stopping() or keeper.round == e.rounds
                 if folder:
@@ -239,7 +248,7 @@ def _run_rounds(
         warned = [record["warning"] for record in records if "warning" in record]
         if not diverged and _learned_nothing(keeper, records):
             warned.append(NOTHING_LEARNED)
-            _log.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
+            log_of_results.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
         if warned:
             summary["warnings"] = warned
         if diverged:

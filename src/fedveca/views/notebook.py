@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment
 
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import describe_quantity, format_value
+from fedveca.runs.observers import Observer
+from fedveca.runs.schema import Round, describe_quantity, format_value
 from fedveca.views.report.text import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
+from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 150, 46, 8, 10, 24
 TEMPLATE = """
@@ -31,6 +36,32 @@ TEMPLATE = """
 {% if folder %}<div style="opacity:.7">{{ folder }}</div>{% endif %}
 </div>
 """
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in type(shell).__module__
+
+
+class NotebookProgress(Observer):
+    """One line below the cell, replaced after each round; it needs no widgets."""
+
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        from IPython.display import display
+
+        self._experiment, self._pace = experiment, Pace()
+        text = ", ".join(describe_start(experiment, find_device(folder)))
+        self._handle = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def round(self, record: Round) -> None:
+        self._pace.add()
+        left = self._pace.left(self._experiment.rounds - record["round"] - 1)
+        self._handle.update({"text/plain": describe_round(self._experiment, record, left)}, raw=True)
+
+    def end(self, run: Run) -> None:
+        if run.summary:
+            self._handle.update({"text/plain": describe_end(run)}, raw=True)
 
 
 class SmallCurve(NamedTuple):
