@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ TEMPLATE = """
 {%- endfor %}
 </svg>
 {% endfor %}
-{% if folder %}<div style="opacity:.7">{{ folder }}</div>{% endif %}
+{% if folder %}<div style="opacity:.7"><a href="{{ link }}">{{ folder }}</a></div>{% endif %}
 </div>
 """
 
@@ -78,26 +79,38 @@ def render_run(run: Run) -> str:
     except ValueError as error:
         why = f"; {error}"
     stopped = f", stopped: {run.summary['stopped']}" if run.diverged else ""
+    closing: dict[str, Mapping[str, object]] = {**get_closing_values(run)}
+    if len(closing) > 1 and len({tuple(values.items()) for values in closing.values()}) == 1:
+        closing = {" = ".join(closing): next(iter(closing.values()))}
     rows = [
         (which, str(values.get("round", "-")), *(format_value(name, values.get(name)) for name in names))
-        for which, values in get_closing_values(run).items()
+        for which, values in closing.items()
     ]
     html = (
         Environment(autoescape=True)
         .from_string(TEMPLATE)
         .render(
             title=f"{find_look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients",
-            state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{why}",
+            state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{_describe_steps(run)}{why}",
             heads=["model", "of round", *map(name_quantity, names)],
             rows=rows,
-            curves=list(filter(None, (_make_curve(run, name) for name in names[:3]))),
+            curves=list(filter(None, (_make_curve(run, name) for name in (*names[:3], "tau_k")))),
             width=WIDTH,
             height=HEIGHT,
             frame=f"M{LEFT},{TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}",
             folder=run.folder and str(run.folder),
+            link=run.folder and run.folder.absolute().as_uri(),
         )
     )
     return html.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
+
+
+def _describe_steps(run: Run) -> str:
+    """How many local steps the clients took per round, from the fewest to the most."""
+    tau = [steps for record in run.rounds for steps in record["tau"]]
+    if not tau:
+        return ""
+    return f", τ = {tau[0]}" if min(tau) == max(tau) else f", τ from {min(tau)} to {max(tau)}"
 
 
 def _make_curve(run: Run, name: str) -> SmallCurve | None:
