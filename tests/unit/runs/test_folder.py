@@ -20,6 +20,7 @@ from fedveca.runs.compare import make_table
 from fedveca.runs.folder import COLUMNS_OF_A_FRAME
 from fedveca.runs.interrupt import PYTHON, RUN, Stopped, find_starter, how_to_resume
 from fedveca.tasks.datasets.dataset import load
+from fedveca.views.figures.plot import RunFigure
 
 E = Experiment(**(SMALL | {"rounds": 3}))
 OWN = replace(load("digits"), name="custom:mine")
@@ -192,6 +193,7 @@ def test_plot_and_report(short: Run, tmp_path: Path) -> None:
     figure = short.plot(tmp_path / "run.svg")
     assert [axis.get_ylabel() for axis in figure.axes][:2] == ["test loss", "test accuracy (%)"]
     assert (tmp_path / "run.svg").read_bytes().startswith(b"<?xml")
+    assert isinstance(figure, RunFigure)
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert figure.get_suptitle() == "FedVeca, svm on digits, 5 clients, case3"
     with pytest.raises(UserError, match="is not the name of a figure"):

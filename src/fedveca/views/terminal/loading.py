@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -20,12 +21,17 @@ def show_loading(quiet: bool = False) -> Iterator[None]:
     if quiet or "torch" in sys.modules:
         yield
         return
-    terminal = sys.stderr.isatty()
+    terminal = sys.stderr.isatty() and not wants_plain_lines()
     _write("loading ...", terminal)
     with tick(lambda spent: _write(f"loading ... {spent:.0f} s", terminal)):
         yield
     if terminal:
         _write("\x1b[2K", terminal)
+
+
+def wants_plain_lines() -> bool:
+    """Whether the environment asks for lines without colours and without anything that moves."""
+    return any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
-import os
 import shlex
 import sys
 import time
@@ -39,7 +37,7 @@ from fedveca.views.terminal.lines import (
     name_device,
     name_run,
 )
-from fedveca.views.terminal.loading import tick
+from fedveca.views.terminal.loading import wants_plain_lines
 from fedveca.views.terminal.tables import make_model_table
 
 LOGGER = logging.getLogger("fedveca")
@@ -73,8 +71,7 @@ class Screen(ComparisonObserver):
 
     def __init__(self, quiet: bool = False, device: str = "") -> None:
         self.quiet, self.device = quiet, device
-        plain = any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
-        terminal = False if plain else None  # None: Rich looks
+        terminal = False if wants_plain_lines() else None  # None: Rich looks
         self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
         self.error = Console(stderr=True, highlight=False, force_terminal=terminal)
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -83,8 +80,7 @@ class Screen(ComparisonObserver):
         self._rows: dict[str, _Row] = {}  # runs under way; one run, or one per worker
         self._total = self._done = 0  # runs of a comparison
         self._began = self._spoke = time.monotonic()
-        self._ended = False
-        self._waiting = contextlib.ExitStack()
+        self._head: list[str] = []  # of a comparison, until its first run has begun
         self._handler = _LogHandler(self)
         self._show_warning = warnings.showwarning
         self._live = Live(console=self.error, transient=True, get_renderable=self._render, refresh_per_second=8)
@@ -94,16 +90,11 @@ class Screen(ComparisonObserver):
         self._level = LOGGER.level
         LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(self._handler)
-        if self.quiet:
-            return self
-        if self.error.is_terminal:
+        if not self.quiet and self.error.is_terminal:
             self._live.start()
-        else:
-            self._waiting.enter_context(tick(self._show_waiting))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._waiting.close()
         self._stop_progress()
         LOGGER.removeHandler(self._handler)
         LOGGER.setLevel(self._level)
@@ -124,13 +115,7 @@ class Screen(ComparisonObserver):
         else:
             self._show_warning(message, category, filename, lineno, file, line)
 
-    def _show_waiting(self, spent: float) -> None:
-        """In a file, while the data are read or workers start."""
-        if not self._rows and not self._done and not self._ended:
-            self._say(f"preparing, {format_seconds(spent)}")
-
     def _stop_progress(self) -> None:
-        self._ended = True
         if self._live.is_started:
             self._live.stop()
 
@@ -179,20 +164,23 @@ class Screen(ComparisonObserver):
     def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
         """A comparison begins."""
         self._total = len(methods) * seeds
-        if self.quiet:
-            return
         runs = count_runs(self._total)
         each = f"{len(methods)} method{'s' * (len(methods) > 1)} x {seeds} seed{'s' * (seeds > 1)} = {runs}"
         about = describe_start(experiment, self.device or "CPU")[0].split(", ")[1:]  # without the method
         about = [part for part in about if not part.startswith("seed ") and (self.device or not part.startswith("on "))]
         side_by_side = [f"{workers} workers"] if workers > 1 else []
-        for line in fill_lines([each, *about, *side_by_side], self._width):
+        self._head = [*fill_lines([each, *about, *side_by_side], self._width), str(folder)]
+
+    def _show_head(self) -> None:
+        """What is compared: said when a run has begun, and not where bad input is rejected."""
+        for line in self._head if not self.quiet else ():
             self._say(line)
-        self._say(str(folder), "dim")
+        self._head = []
 
     def start(self, experiment: Experiment, folder: Path | None) -> None:
         """A run begins."""
         self._rows = {"": _Row(experiment)}
+        self._show_head()
         if not self.quiet and not self._total:
             for line in describe_start(experiment, self.device or find_device(folder), self._width):
                 self._say(line)
@@ -206,6 +194,7 @@ class Screen(ComparisonObserver):
     def begin_in_worker(self, experiment: Experiment, folder: Path) -> None:
         """A run of another process begins."""
         self._rows[str(folder)] = _Row(experiment)
+        self._show_head()
 
     def see_round_in_worker(self, folder: Path, record: Round) -> None:
         """A round of such a run."""
@@ -238,14 +227,15 @@ class Screen(ComparisonObserver):
         if self._rows.pop(str(run.folder), None):  # its process has shown no warning
             for text in run.summary.get("warnings", []):
                 self.warn(f"{name_run(run.experiment)}: {text}")
-        self._rows.pop("", None)
         if self._total:
+            self._rows.pop("", None)
             self._done += 1
             if run.summary and not self.quiet:
                 self._say(describe_end(run, self._width, f"run {self._done} of {self._total}: "))
 
     def count_done(self, run: Run) -> None:
         """A run of the comparison that an earlier command has finished."""
+        self._show_head()
         self._done += 1
 
     def report_divergence(self, run: Run) -> None:
