@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,12 +78,12 @@ def render_run(run: Run) -> str:
     except ValueError as error:
         why = f"; {error}"
     stopped = f", stopped: {run.summary['stopped']}" if run.diverged else ""
-    closing: dict[str, Mapping[str, object]] = {**get_closing_values(run)}
-    if len(closing) > 1 and len({tuple(values.items()) for values in closing.values()}) == 1:
-        closing = {" = ".join(closing): next(iter(closing.values()))}
+    closing = [(str(which), values) for which, values in get_closing_values(run).items()]
+    if closing[0][1] == closing[-1][1]:
+        closing = [("kept = last", closing[0][1])]
     rows = [
         (which, str(values.get("round", "-")), *(format_value(name, values.get(name)) for name in names))
-        for which, values in closing.items()
+        for which, values in closing
     ]
     html = (
         Environment(autoescape=True)
