@@ -96,7 +96,7 @@ def draw_ground(axis: Any, title: str) -> None:
     for i in range(2):
         axis.plot(*CENTRES[i], marker="o", color=CATEGORIES[i], markersize=8, linestyle="none")
         note(axis, f"best for client {i}", CENTRES[i], (0, -16), CATEGORIES[i])
-    axis.plot(*find_optimum(), marker="*", color=INK, markersize=14, linestyle="none", zorder=4)
+    axis.plot(*find_optimum(), marker="*", color=INK, markersize=14, linestyle="none", zorder=1)
     note(axis, "best for both", find_optimum(), (0, -19), INK)
     axis.set(title=title, xticks=[], yticks=[], aspect="equal", xlabel="first weight", ylabel="second weight")
     axis.grid(False)
@@ -149,7 +149,7 @@ def draw_normalised(path: Path) -> None:
         axis.plot(*START, marker="s", color=INK, markersize=6, linestyle="none")
         note(axis, "start", START, (20, 6), INK)
         axis.plot(*models.T, color=colour, marker=".", linewidth=1.5)
-        axis.plot(*models[-1], marker="D", color=colour, markersize=7, linestyle="none", zorder=4)
+        axis.plot(*models[-1], marker="D", color=colour, markersize=5, linestyle="none", zorder=4)
     caption = "60 rounds in which client 0 takes 2 local steps and client 1 takes 20"
     figure.suptitle(caption)
     save_figure(figure, path, caption, "FedAvg ends near client 1's optimum, FedNova near the common one.")
@@ -181,7 +181,7 @@ def draw_control(content: Any, path: Path) -> None:
     image = axes[0].imshow(tau, aspect="auto", cmap="cividis", vmin=0, interpolation="nearest", extent=edges)
     axes[0].set(title="local steps τ of each client", ylabel="client", yticks=range(len(tau)))
     axes[0].grid(False)
-    figure.colorbar(image, cax=axes[0].inset_axes((1.02, 0, 0.04, 1)))
+    figure.colorbar(image, cax=axes[0].inset_axes((1.02, 0, 0.04, 1)), ticks=range(0, 21, 5))
     A = np.array(content["A"][1:]).T
     for i, row in enumerate(A):
         x = range(2, len(row) + 2)

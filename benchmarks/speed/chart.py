@@ -91,7 +91,7 @@ def _draw(rows: list[Row], path: Path) -> None:
             said, place, xycoords=("axes fraction", "data"), xytext=(-5, 0), textcoords="offset points",
             ha="right", va="center", style="italic", color=INK, fontsize=9, annotation_clip=False,
         )  # fmt: skip
-    caption = "Seconds for all rounds of four jobs, log scale; lower is better"
+    caption = "Seconds for all rounds on MNIST, four jobs (model and clients); log scale, lower is better"
     figure.suptitle(caption)
     about = "One panel per job, one row per engine. The rows under the line compute gradients on all rows as well."
     save_figure(figure, path, caption, about)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 INK, QUIET, FRAME, GRID = "#222222", "#595959", "#8C8C8C", "#E5E5E5"  # text; lesser text; axes; lines behind the data
-CATEGORIES = ("#332288", "#117733", "#AA4466", "#7A6A00", "#8844AA", "#00718A", "#5C3A21")
+CATEGORIES = ("#332288", "#AA4466", "#6B6B00", "#00606B", "#8F4BD0", "#5C3A21", "#6E6E6E")  # not a method's
 READABLE = 4.5  # the contrast of text with white, at least
 STYLE: Any = {  # matplotlib types its keys one by one, and only in some versions
     "font.size": 10,
