@@ -196,7 +196,7 @@ def _draw_leads(rows: Mapping[tuple[str, str], Row], path: Path) -> None:
                 axis.plot([lead["low"], lead["high"]], [y, y], color=colour, linewidth=2)
             axis.plot(lead["mean"], y, "o", color=colour)
             axis.annotate(
-                f"{round(lead['mean'], 2) or 0:+.2f}".replace("-", "−"),
+                f"{lead['mean']:+.2f}".replace("-0.00", "0.00").replace("-", "−"),
                 (1, y),
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 0),

@@ -16,6 +16,9 @@ import pytest
 from matplotlib.text import Text
 
 from fedveca.algorithms.registry import DASHES, methods
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.run import run
+from fedveca.views.figures.run import draw_figure
 from fedveca.views.figures.style import (
     CATEGORIES,
     FRAME,
@@ -159,6 +162,22 @@ def test_the_title_is_text_whatever_it_holds(tmp_path: Path) -> None:
     root = parse(tmp_path / "a.svg")
     assert [child.text for child in root[:2]] == ['<script>"&\\n\\udcff', "</desc><script>"]
     assert not list(root.iter(f"{SVG}script"))
+
+
+def test_clients_that_took_part_only_before_the_estimates_are_in_the_map_alone(tmp_path: Path) -> None:
+    """Round 0 estimates nothing: a client that is drawn only then has local steps and no A."""
+    e = Experiment(data="digits", model="svm", clients=5, participation=0.4, rounds=3, batch=8, lr=0.05)
+    done = run(e, device="cpu")
+    drawn = [set(record["ids"]) for record in done.rounds]
+    assert drawn[0] - drawn[1] - drawn[2]
+    draw_figure("instant", [done], tmp_path / "a.svg")
+    draw_figure("instant", [done], tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    found = [text for text, _ in texts(parse(tmp_path / "a.svg"))]
+    assert found.count("bound") == 1
+    for client in range(5):
+        named = client in drawn[1] | drawn[2]
+        assert found.count(f"client {client}") == 3 * named  # beta, delta and A
 
 
 def test_the_first_picture_shows_what_the_study_found() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_PANELS = 12  # of one figure
-MOST_NAMES, LONGEST_NAME = 10, 30  # of lines that are named at their ends; a legend names more and longer ones
+MOST_NAMES, MOST_LETTERS = 10, 30  # of lines that are named at their ends; a legend names more and longer ones
 SeedRounds = NDArray[np.float64]
 
 
@@ -63,7 +63,7 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
 
 def _name_lines(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
     """Names at the lines' ends where they fit, else one legend."""
-    if len(curves) <= MOST_NAMES and max(len(curve.label) for curve in curves) <= LONGEST_NAME:
+    if len(curves) <= MOST_NAMES and max(len(curve.label) for curve in curves) <= MOST_LETTERS:
         label_lines(*axes)
     elif axes[-1].get_legend_handles_labels()[0]:
         axes[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,18 +25,28 @@ from fedveca.views.figures.style import (
     save_figure,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MOST_LABELS = 1000  # columns of discs
 PANELS = {  # what is drawn of a quantity, by its name in a round
     "tau": "local steps τ of each client",
-    "tau_k": "mean local steps $\\tau_k$",
-    "premise": "premise $\\eta\\,\\tau_k L$",
+    "tau_k": "mean local steps τₖ",
+    "premise": "premise η τₖ L",
     "L": "smoothness L",
     "beta": "β of each client",
     "delta": "δ of each client, log scale",
     "A": "A of each client, log scale",
 }
 INSTANT = ("tau", "tau_k", "premise", "beta", "delta", "A")
-Matrix = NDArray[np.float64]
+
+
+class Quantity(NamedTuple):
+    """A quantity over the rounds: one value per round, or [clients, rounds]."""
+
+    rounds: Sequence[int]
+    values: NDArray[np.float64]
+    clients: Sequence[int] = ()
 
 
 def draw_figure(what: str, runs: Sequence[Run], path: Path) -> None:
@@ -90,7 +100,7 @@ def draw_tau(runs: Sequence[Run], path: Path) -> None:
         axes[0, 0].set_ylabel("client")
         ticks = series.pick_evenly(len(grid), 12)
         axes[0, 0].set_yticks(ticks, [str(heat["clients"][i]) for i in ticks])
-        figure.colorbar(image, ax=axes[0, 0], label=r"$\tau_{(k,i)}$", pad=0.01)
+        figure.colorbar(image, ax=axes[0, 0], label="local steps τ", pad=0.01)
         if mix:
             counts = np.array(mix["labels"], dtype=float)
             share = dict(zip(mix["clients"], counts / np.maximum(1, counts.sum(1, keepdims=True)), strict=True))
@@ -107,18 +117,17 @@ def draw_tau(runs: Sequence[Run], path: Path) -> None:
 def draw_instant(runs: Sequence[Run], path: Path) -> None:
     """Six quantities of the first FedVeca run, round by round: of each client where they are the clients' own."""
     run = _find_adaptive(runs, "instant")
-    found: dict[str, tuple[list[int], Matrix]] = {}
-    clients: list[int] = []
+    found: dict[str, Quantity] = {}
     for name in INSTANT:
         if name in ("tau_k", "premise"):
             points = series.compute_band([run], name)
-            found[name] = [round(k) for k in points["x"]["rounds"]], np.array(points["mean"], dtype=float)
+            rounds = [round(k) for k in points["x"]["rounds"]]
+            found[name] = Quantity(rounds, np.array(points["mean"], dtype=float))
         else:
             heat = series.make_heat_map(run, name)
-            clients = heat["clients"] or clients
-            z = [[np.nan if v is None else v for v in row] for row in heat["z"]]
-            found[name] = heat["rounds"], np.array(z, dtype=float)
-    draw_quantities(found, clients, path, f"{find_title(run)}: what is estimated in each round")
+            z = np.array([[np.nan if v is None else v for v in row] for row in heat["z"]], dtype=float)
+            found[name] = Quantity(heat["rounds"], z, heat["clients"])
+    draw_quantities(found, path, f"{find_title(run)}: what is estimated in each round")
 
 
 def find_title(run: Run) -> str:
@@ -127,50 +136,55 @@ def find_title(run: Run) -> str:
     return f"{series.find_look(e.method)[0]}, {e.model} on {e.data}, seed {e.seed}"
 
 
-def draw_quantities(
-    found: Mapping[str, tuple[Sequence[int], Matrix]], clients: Sequence[int], path: Path, title: str, note: str = ""
-) -> None:
+def draw_quantities(found: Mapping[str, Quantity], path: Path, title: str, note: str = "") -> None:
     """Six panels: local steps as a map, the server's numbers as a line, the clients' numbers as a line each.
 
     Args:
-        found: By a name of PANELS, its rounds, and its values: [rounds], or [clients, rounds].
-        clients: The clients' numbers, as everywhere from 0.
+        found: What is drawn, by a name of PANELS; clients are counted from 0, as everywhere.
         path: The file.
         title: What it is of.
-        note: What a reader has to know of the clients' numbers.
+        note: What a reader has to know of it.
     """
-    few = len(clients) <= len(CATEGORIES)
+    everyone = sorted({client for quantity in found.values() for client in quantity.clients})
+    few = len(everyone) <= len(CATEGORIES)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(11, 5.8), layout="constrained")
         named = []
-        for axis, (name, (rounds, values)) in zip(axes.flat, found.items(), strict=True):
+        for axis, (name, quantity) in zip(axes.flat, found.items(), strict=True):
             axis.set_title(PANELS[name])
             axis.set_xlabel("round")
-            if name == "tau" and values.size:
-                edges = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
-                image = axis.imshow(values, cmap="cividis", aspect="auto", interpolation="nearest", extent=edges)
-                axis.grid(False)
-                ticks = series.pick_evenly(len(clients), 10)
-                axis.set_yticks(ticks, [str(clients[i]) for i in ticks])
-                axis.set_ylabel("client")
-                figure.colorbar(image, cax=axis.inset_axes((1.02, 0, 0.04, 1)), label="local steps")
-            elif values.ndim == 1:
-                axis.plot(rounds, values, color=INK, linewidth=1.5)
-                axis.set_ylim(bottom=0)
+            if not quantity.clients:
+                axis.plot(quantity.rounds, quantity.values, color=INK, linewidth=1.5)
                 if name == "premise":
-                    axis.axhline(1, color=INK, linestyle=":", linewidth=1.2)
-            elif values.size:
-                for i, (client, row) in enumerate(zip(clients, values, strict=True)):
-                    colour = CATEGORIES[i % len(CATEGORIES)]
-                    axis.plot(rounds, row, color=colour, linewidth=1.1 if few else 0.5, label=f"client {client}")
-                if name != "beta" and np.nanmax(values) > 0:
+                    axis.axhline(1, color=INK, linestyle=":", linewidth=1.2, label="bound")
+                    named.append(axis)
+                axis.set_ylim(bottom=0)
+            elif name == "tau":
+                _draw_map(axis, quantity)
+            else:
+                for client, row in zip(quantity.clients, quantity.values, strict=True):
+                    colour = CATEGORIES[everyone.index(client) % len(CATEGORIES)]
+                    label = f"client {client}" if few else ""
+                    axis.plot(quantity.rounds, row, color=colour, linewidth=1.1 if few else 0.5, label=label)
+                if name != "beta" and (quantity.values > 0).any():
                     axis.set_yscale("log")
-                named.append(axis)
-        figure.suptitle(escape_label(f"{title}{note and f' ({note})'}"))
-        if few and named:
+                named += [axis] * few
+        figure.suptitle(escape_label(f"{title} ({note})" if note else title))
+        if named:
             label_lines(*named)
         shown = "; ".join(PANELS[name] for name in found)
-        save_figure(figure, path, title, f"Six panels over the rounds: {shown}. {note}".replace("$", ""))
+        save_figure(figure, path, title, f"Six panels over the rounds: {shown}. {note}")
+
+
+def _draw_map(axis: Axes, quantity: Quantity) -> None:
+    """A row per client, a column per round."""
+    edges = (quantity.rounds[0] - 0.5, quantity.rounds[-1] + 0.5, len(quantity.clients) - 0.5, -0.5)
+    image = axis.imshow(quantity.values, cmap="cividis", aspect="auto", interpolation="nearest", extent=edges)
+    axis.grid(False)
+    ticks = series.pick_evenly(len(quantity.clients), 10)
+    axis.set_yticks(ticks, [str(quantity.clients[i]) for i in ticks])
+    axis.set_ylabel("client")
+    plt.colorbar(image, cax=axis.inset_axes((1.02, 0, 0.04, 1)), label="local steps")
 
 
 def draw_partition(runs: Sequence[Run], path: Path) -> None:

@@ -7,10 +7,11 @@ of CATEGORIES, so that a colour never names two things.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ STYLE: Any = {  # matplotlib types its keys one by one, and only in some version
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
     "figure.titlesize": 11.5,
     "figure.titleweight": "bold",
     "grid.color": GRID,
@@ -117,7 +120,8 @@ def label_lines(*axes: Axes, gap: float = 12.5, size: float = 9.5) -> None:
         size: Of the names, in points.
     """
     figure: Any = axes[0].get_figure()
-    figure.draw_without_rendering()  # the layout decides how high a panel is
+    with _allow_odd_names():
+        figure.draw_without_rendering()  # the layout decides how high a panel is
     for axis in axes:
         high = axis.get_window_extent().height * 72 / figure.dpi
         found = [line for line in axis.get_lines() if not str(line.get_label()).startswith("_")]
@@ -173,6 +177,14 @@ def _spread(wanted: Sequence[float], gap: float) -> list[float]:
     return list(itertools.chain(*([mid + gap * (i - (n - 1) / 2) for i in range(n)] for mid, n in blocks)))
 
 
+@contextlib.contextmanager
+def _allow_odd_names() -> Iterator[None]:
+    """A name from a folder may have letters that no font has, or leave no room for the panels."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font|constrained_layout not applied")
+        yield
+
+
 def require_figure_file(path: Path) -> None:
     """UserError where a figure cannot be written into this file."""
     require_file(path)
@@ -193,8 +205,7 @@ def save_figure(figure: Figure, path: Path, title: str, description: str = "") -
     title, description = printable(title, 300), printable(description, 1000)
     try:
         require_figure_file(path)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font|constrained_layout not applied")  # odd names
+        with _allow_odd_names():
             about = {DATED[path.suffix]: None, "Title": title}
             figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=about)
     finally:
