@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.views.figures.curves import focus_values
-from fedveca.views.figures.run import Quantity, draw_quantities
+from fedveca.views.figures.run import QuantityValues, draw_quantities
 from fedveca.views.figures.style import (
     CATEGORIES,
     INK,
@@ -210,11 +210,11 @@ def premise(content: Mapping[str, Any], path: Path) -> None:
 def instant(content: Mapping[str, Any], path: Path) -> None:
     """Six quantities of one run, round by round: of each client where they are the clients' own."""
     results = content["results"]
-    found: dict[str, Quantity] = {}
+    found: dict[str, QuantityValues] = {}
     for name in INSTANT:
         known = [(k, v) for k, v in zip(results["round"], results[name], strict=True) if v not in (None, 0.0)]
         values = np.array([v for _, v in known], dtype=float).T
-        found[name] = Quantity([k for k, _ in known], values, range(len(values)) if values.ndim == 2 else ())
+        found[name] = QuantityValues([k for k, _ in known], values, range(len(values)) if values.ndim == 2 else ())
     title = f"FedVeca, SVM on MNIST, Case 3, seed {results['seed']}, first {len(results['round'])} rounds"
     draw_quantities(found, path, title, "the paper counts clients from 1, here from 0")
 

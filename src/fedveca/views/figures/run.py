@@ -41,7 +41,7 @@ PANELS = {  # what is drawn of a quantity, by its name in a round
 INSTANT = ("tau", "tau_k", "premise", "beta", "delta", "A")
 
 
-class Quantity(NamedTuple):
+class QuantityValues(NamedTuple):
     """A quantity over the rounds: one value per round, or [clients, rounds]."""
 
     rounds: Sequence[int]
@@ -117,16 +117,16 @@ def draw_tau(runs: Sequence[Run], path: Path) -> None:
 def draw_instant(runs: Sequence[Run], path: Path) -> None:
     """Six quantities of the first FedVeca run, round by round: of each client where they are the clients' own."""
     run = _find_adaptive(runs, "instant")
-    found: dict[str, Quantity] = {}
+    found: dict[str, QuantityValues] = {}
     for name in INSTANT:
         if name in ("tau_k", "premise"):
             points = series.compute_band([run], name)
             rounds = [round(k) for k in points["x"]["rounds"]]
-            found[name] = Quantity(rounds, np.array(points["mean"], dtype=float))
+            found[name] = QuantityValues(rounds, np.array(points["mean"], dtype=float))
         else:
             heat = series.make_heat_map(run, name)
             z = np.array([[np.nan if v is None else v for v in row] for row in heat["z"]], dtype=float)
-            found[name] = Quantity(heat["rounds"], z, heat["clients"])
+            found[name] = QuantityValues(heat["rounds"], z, heat["clients"])
     draw_quantities(found, path, f"{find_title(run)}: what is estimated in each round")
 
 
@@ -136,7 +136,7 @@ def find_title(run: Run) -> str:
     return f"{series.find_look(e.method)[0]}, {e.model} on {e.data}, seed {e.seed}"
 
 
-def draw_quantities(found: Mapping[str, Quantity], path: Path, title: str, note: str = "") -> None:
+def draw_quantities(found: Mapping[str, QuantityValues], path: Path, title: str, note: str = "") -> None:
     """Six panels: local steps as a map, the server's numbers as a line, the clients' numbers as a line each.
 
     Args:
@@ -176,7 +176,7 @@ def draw_quantities(found: Mapping[str, Quantity], path: Path, title: str, note:
         save_figure(figure, path, title, f"Six panels over the rounds: {shown}. {note}")
 
 
-def _draw_map(axis: Axes, quantity: Quantity) -> None:
+def _draw_map(axis: Axes, quantity: QuantityValues) -> None:
     """A row per client, a column per round."""
     edges = (quantity.rounds[0] - 0.5, quantity.rounds[-1] + 0.5, len(quantity.clients) - 0.5, -0.5)
     image = axis.imshow(quantity.values, cmap="cividis", aspect="auto", interpolation="nearest", extent=edges)
