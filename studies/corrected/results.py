@@ -247,21 +247,22 @@ def draw_first(rows: Sequence[Row], path: Path) -> None:
     """README's first picture: four methods on the CNN for MNIST."""
     main = {row["method"]: row for row in rows if (row["study"], row["task"]) == ("main", "cnn-mnist")}
     seeds, rounds = len(main["fedavg"]["seeds"]), TESTED * len(main["fedavg"]["curve"])
-    caption = "Test accuracy on non-IID data: a CNN on MNIST, 5 clients with different data (Case 3)"
+    caption = "Test accuracy on non-IID data: a CNN on MNIST, 5 clients (Case 3)"
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(9, 4.2), layout="constrained")
+        figure, axis = plt.subplots(figsize=(7.6, 4.3), layout="constrained")
         _plot_curves(axis, [main[method] for method in FIRST], digits=1)
         axis.set_xlabel("communication round")
         axis.set_ylabel("test accuracy (%)")
         axis.set_ylim(40, 100)
         ends = f"numbers: after round {rounds}, ± one standard deviation"
-        axis.set_title(f"mean of {seeds} seeds, every {TESTED} rounds; {ends}")
+        axis.set_title(f"mean of {seeds} seeds; {ends}")
         figure.suptitle(caption)
         label_lines(axis, gap=14, size=10.5)
         values = ", ".join(
             f"{look_of(method)[0]} {_percent(main[method]['last_test_accuracy'], 1)} %" for method in FIRST
         )
-        save_figure(figure, path, caption, f"Four curves over {rounds} rounds. After the last round: {values}.")
+        about = f"Four curves over {rounds} rounds, tested every {TESTED} rounds. After the last round: {values}."
+        save_figure(figure, path, caption, about)
 
 
 def print_table(rows: Sequence[Row]) -> None:
