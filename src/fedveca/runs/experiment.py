@@ -96,6 +96,11 @@ class Experiment:
     init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
     precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
+    norm_stats: str = option(
+        "average",
+        "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
+        of=("average", "local", "fixed"),
+    )
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
