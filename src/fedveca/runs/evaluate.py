@@ -16,7 +16,6 @@ from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.problem import Problem
 
-
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 

@@ -35,9 +35,9 @@ class Lanes:
         running: Tensor | None,
         seeds: list[int] | None,
     ) -> tuple[Tensor, object, Tensor | None]:
-        """w [n, P], s and the statistics [n, S] after each client's tau steps from order.w, on the rows index [n, tau, B].
+        """w [n, P], s and the statistics [n, S] after each client's tau steps from order.w.
 
-        `seeds` are the clients', where the model draws.
+        The rows are index [n, tau, B]; `seeds` are the clients', where the model draws.
         """
         while len(self._lanes) < min(self.size, len(tau)):
             self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
