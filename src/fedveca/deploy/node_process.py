@@ -30,7 +30,7 @@ from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import cohort_options, load_data, make_method, make_problem
+from fedveca.runs.build import cohort_options, load_data, make_method, make_problem, needs_sample
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.tasks.custom import import_object
@@ -145,7 +145,7 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
         if low < 0 or high >= classes or not whole:
             raise UserError(f"client {client} has labels from {low} to {high}; allowed: 0 to {classes - 1}, whole")
     y = y.long() if classes else y.float()
-    sample = None if classes else (prepare(x, pixels), y)
+    sample = (prepare(x, pixels), y) if needs_sample(x, y, classes) else None
     problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample, inputs=inputs)
     alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
     options = cohort_options(e)

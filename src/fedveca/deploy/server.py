@@ -84,12 +84,13 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
     import torch
 
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import cohort_options, make_method, make_problem
+    from fedveca.runs.build import cohort_options, make_method, make_problem, needs_sample
     from fedveca.tasks.datasets.dataset import prepare
 
     check_deployable(e)
     options = cohort_options(e)
-    sample = None if data.classes else (prepare(data.x_test, data.pixels), data.y_test)
+    real = needs_sample(data.x_test, data.y_test, data.classes)
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
     problem = make_problem(e, shape, data.classes, sample=sample, inputs=data.inputs)
     note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}

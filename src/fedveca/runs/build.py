@@ -91,7 +91,8 @@ def build(
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or not data.classes or loss is not None or metric is not None
+    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
+    real = real or needs_sample(data.x_test, data.y_test, data.classes)
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
@@ -193,6 +194,9 @@ def make_problem(
         classes,
         init=e.init,
         hidden=e.hidden,
+        layers=e.layers,
+        norm=e.norm,
+        dropout=e.dropout,
         precision=e.precision,
         seed=e.seed,
         custom=model,
@@ -202,6 +206,11 @@ def make_problem(
         norm_stats=e.norm_stats,
         inputs=inputs,
     )
+
+
+def needs_sample(x: Tensor, y: Tensor, classes: int) -> bool:
+    """Whether a model is tried on real rows: where they are not numbers with one label each."""
+    return not classes or x.dtype == torch.int64 or y.dim() > 1
 
 
 def load_data(
