@@ -25,7 +25,7 @@ from fedveca.errors import UserError, printable, quoted, show_value, suggest
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import DATASETS, Recommended
 from fedveca.tasks.losses import LOSSES, METRICS
-from fedveca.tasks.models import MODELS
+from fedveca.tasks.models import INITS, MODELS, NORMS
 from fedveca.tasks.partition import RULES
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -40,7 +40,7 @@ LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what se
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
 MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "mnist", "synthetic"]
-ModelName = Literal["svm", "cnn", "mlp"]
+ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
 PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards", "quantity", "writer"]
@@ -50,6 +50,9 @@ Init = Literal["paper", "torch"]
 Pixels = Literal["auto", "as-is", "unit", "standardised"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
+Norm = Literal["auto", "none", "group", "batch"]
+NormStatistics = Literal["average", "local", "fixed"]
+Compile = Literal["off", "on"]
 Wire = Literal["float32", "float16", "bfloat16"]
 
 
@@ -135,10 +138,21 @@ class Experiment:
     concentration: float = option(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
     shards: int = option(2, "shards: pieces of one label each client gets", low=1)
     heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
-    hidden: int = option(64, "mlp: hidden units", low=1)
-    init: Init = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=get_args(Init))
+    hidden: int = option(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
+    layers: int = option(2, "lstm, gpt: number of layers", low=1, high=1000)
+    norm: Norm = option("auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=NORMS)
+    dropout: float = option(0.0, "vgg11, lstm, gpt: share of units dropped in local steps", low=0, high=0.95)
+    init: Init = option("paper", "w_0 as each model was published, or PyTorch's", of=INITS)
     pixels: Pixels = option("auto", "how rows become inputs", of=get_args(Pixels))
-    precision: Precision = option("float32", "cnn, mlp: arithmetic of the layers", of=get_args(Precision))
+    precision: Precision = option("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
+    compile: Compile = option(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(Compile)
+    )
+    norm_stats: NormStatistics = option(
+        "average",
+        "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
+        of=get_args(NormStatistics),
+    )
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)

@@ -13,7 +13,8 @@ from fedveca.errors import UserError
 from fedveca.runs.experiment import describe_task
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity
-from fedveca.views.figures.curves import DATED, STYLE, draw_line, escape_label, require_figure_file
+from fedveca.views.figures.curves import draw_line
+from fedveca.views.figures.style import DATED, STYLE, escape_label, require_figure_file
 from fedveca.views.paths import write_file
 from fedveca.views.series import find_look, list_metrics
 
