@@ -241,7 +241,7 @@ TYPES: dict[str, type] = {
     name: hint if isinstance(hint, type) else str for name, hint in get_type_hints(Experiment).items()
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
-FORMER_DEFAULTS: dict[str, Any] = {  # of version 0.1, for what a folder of it lacks
+FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
     "model": "mlp",
     "partition": "case3",
     "rounds": 100,
@@ -252,10 +252,10 @@ _init = Experiment.__init__
 
 
 @functools.wraps(_init)
-def _init_known(self: Experiment, *values: Any, **settings: Any) -> None:
+def _init_known(self: Experiment, *values: object, **settings: object) -> None:
     for key in settings:
         check_setting(key, "help(fedveca.Experiment) shows all")
-    _init(self, *values, **settings)
+    _init(self, *values, **settings)  # type: ignore[arg-type]
 
 
 Experiment.__init__ = _init_known  # type: ignore[method-assign]
@@ -263,7 +263,10 @@ Experiment.__init__ = _init_known  # type: ignore[method-assign]
 
 def read_experiment(text: str) -> Experiment:
     """The settings of a run folder, also of one that an older version wrote."""
-    return Experiment(**(FORMER_DEFAULTS | parse_toml(text, "experiment.toml")))
+    settings = parse_toml(text, "experiment.toml")
+    for key, value in FORMER_DEFAULTS.items():
+        settings.setdefault(key, value)
+    return Experiment(**settings)
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
@@ -437,10 +440,10 @@ def describe_task(e: Experiment) -> str:
     return ", ".join(part.removeprefix(CUSTOM) for part in parts)
 
 
-def describe_default(field: dataclasses.Field[Any]) -> str | int | float:
+def describe_default(key: str) -> str | int | float:
     """A setting's default: its value, or in words where it depends on the data set or the model."""
-    default: Any = field.default
-    return repr(default) if isinstance(default, TaskDefault) else default
+    default = FIELDS[key].default
+    return repr(default) if isinstance(default, TaskDefault) else default  # type: ignore[return-value]
 
 
 def describe_settings() -> str:

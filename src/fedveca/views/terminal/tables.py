@@ -108,6 +108,6 @@ def list_choices() -> dict[str, list[str]]:
 def list_settings() -> dict[str, SettingInfo]:
     """Every setting with its default, what is allowed and its line of text."""
     return {
-        key: {"default": describe_default(field), "allowed": range_of(field), "text": field.metadata["text"]}
+        key: {"default": describe_default(key), "allowed": range_of(field), "text": field.metadata["text"]}
         for key, field in FIELDS.items()
     }
