@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
 from fedveca.errors import UserError
+from fedveca.views.terminal.loading import show_loading
 
 if TYPE_CHECKING:
     from fedveca.runs.folder import Run
@@ -22,9 +23,10 @@ def add(command: Command) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from fedveca.runs.resources import discard_unbegun
-    from fedveca.runs.run import run
-    from fedveca.views.terminal.screen import Screen
+    with show_loading(args.quiet or args.json):
+        from fedveca.runs.resources import discard_unbegun
+        from fedveca.runs.run import run
+        from fedveca.views.terminal.screen import Screen
 
     with Screen(args.quiet or args.json) as screen:
         if args.resume:

@@ -237,13 +237,17 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
     out, err = capsys.readouterr()
     done = Run.open(here / "a")
     assert (done.experiment.rounds, done.experiment.lr, done.experiment.batch) == (3, 0.01, 32)  # words on both sides
-    rounds = [line for line in err.splitlines() if line]
+    assert (
+        err.splitlines()[0] == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, lr 0.01, seed 0, on CPU"
+    )
+    assert err.splitlines()[-4:] == ["next:", "  fedveca report a", "  fedveca show a", "  fedveca board ."]
+    rounds = [line for line in err.splitlines() if "  round " in line]
     assert [line.split("  ")[:2] for line in rounds] == [["fedveca seed 0", f"round {k}/3"] for k in (1, 2, 3)]
     for said, line in zip(rounds, done.rounds, strict=True):
         assert f"accuracy {100 * require_number(line, 'test_accuracy'):5.2f} %" in said
         assert f"loss {line['test_loss']:.4f}" in said
         assert f"tau {line['tau']}" in said
-        assert said.endswith(" s left") == (line["round"] > 0)  # the pace is known from the second round on
+        assert said.endswith(" s left") == (line["round"] > 1)  # two rounds say too little about the pace
     words = [line.split() for line in out.splitlines()]
     for which in ("kept", "last"):
         s = done.summary[which]
@@ -299,8 +303,9 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
             cells += [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
         assert rows.count(cells) == 1
     assert [row[0] for row in rows if row and row[0] in paper_methods()] == list(paper_methods())
-    assert first.out.endswith("report: c/report.html   figure: c/curves.svg   table: c/table.json\n")
-    assert "centralised seed 1  round 3/3" in first.err
+    paths = ["report: c/report.html", "figure: c/curves.svg", "table: c/table.json"]
+    assert first.out.splitlines()[-4:] == ["not shown: corrected (add with --methods all)", *paths]
+    assert "run 12 of 12: centralised seed 1  accuracy " in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
         "table.json",
         "curves.svg",
@@ -310,7 +315,8 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
 
     assert main(argv) == 0  # all is there already
     second = capsys.readouterr()
-    assert second == (first.out, "")
+    assert second.out == first.out
+    assert " seed 0" not in second.err  # nothing was run again
     assert main([*argv, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert "other settings" in refused([*argv, "rounds=4"], capsys, here)
@@ -338,7 +344,8 @@ def test_list_shows_all_that_can_be_named(capsys: Capture, here: Path) -> None:
     assert set(FIELDS) <= set(table)
     assert table["alpha"].split()[1:4] == ["0.95", "(0,", "1)"]
     assert table["participation"].split()[1:4] == ["1.0", "(0,", "1]"]
-    assert table["batch"].split()[1:4] == ["100", ">=", "1"]
+    assert table["clients"].split()[1:4] == ["5", ">=", "1"]
+    assert table["batch"].split()[1:3] == ["100", "(digits"]
     assert standing(here) == {}
 
 
@@ -398,14 +405,18 @@ def test_without_a_terminal_lines_are_plain(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
-    assert [line.split("  ")[1] for line in done.stderr.splitlines()] == ["round 1/3", "round 2/3", "round 3/3"]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "loading ..."
+    rounds = [line.split("  ")[1] for line in lines if line.startswith("fedveca seed")]
+    assert rounds == ["round 1/3", "round 2/3", "round 3/3"]
     assert done.stdout.endswith("run folder: a\n")
 
 
 def test_a_refusal_has_no_traceback(here: Path) -> None:
     done = subprocess.run([*COMMAND, "run", "roundz=3"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fedveca: roundz is not a setting; did you mean rounds?\n"
+    said = [line for line in done.stderr.splitlines() if not line.startswith("loading ...")]
+    assert said == ["fedveca: roundz is not a setting; did you mean rounds?"]
     assert standing(here) == {}
 
 
@@ -436,14 +447,16 @@ def test_with_a_terminal_one_line_lives(here: Path, monkeypatch: pytest.MonkeyPa
     assert "━".encode() in shown
     assert b"round 40/40" in shown
     assert b"\x1b[2K" in shown  # drawn over, and gone at the end
-    assert shown.endswith(b"run folder: a\r\n")
+    assert b"\x1b]8;" in shown  # the folder is a link
+    assert b"fedveca board ." in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"CI": "true"}])
 def test_a_terminal_that_wants_plain_lines_gets_them(env: dict[str, str], here: Path) -> None:
     shown = on_a_terminal([*COMMAND, "run", *FAST, "--out", "a"], **env)
     assert b"\x1b" not in shown
-    assert [line.split(b"  ")[1] for line in shown.splitlines()[:3]] == [b"round 1/3", b"round 2/3", b"round 3/3"]
+    rounds = [line.split(b"  ")[1] for line in shown.splitlines() if line.startswith(b"fedveca seed")]
+    assert rounds == [b"round 1/3", b"round 2/3", b"round 3/3"]
 
 
 def test_a_stream_without_unicode_still_gets_its_table(here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TypedDict
 
 from rich.table import Table
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fedveca.algorithms.registry import is_pooled, methods
 from fedveca.runs.compare import TableRow
-from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
+from fedveca.runs.experiment import FIELDS, describe_default, presets, range_of
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
     Direction,
@@ -108,8 +107,7 @@ def list_choices() -> dict[str, list[str]]:
 
 def list_settings() -> dict[str, SettingInfo]:
     """Every setting with its default, what is allowed and its line of text."""
-    defaults = asdict(Experiment())
     return {
-        key: {"default": defaults[key], "allowed": range_of(field), "text": field.metadata["text"]}
+        key: {"default": describe_default(key), "allowed": range_of(field), "text": field.metadata["text"]}
         for key, field in FIELDS.items()
     }
