@@ -15,23 +15,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fedveca.algorithms.contract import LR
-from fedveca.algorithms.hyper import LARGEST, OpenEnds, Range
-from fedveca.algorithms.registry import find_hyper, methods
-from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.aggregate import AGGREGATION_RULES
+from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
+from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, printable, quoted, show_value, suggest
-from fedveca.tasks.custom import CUSTOM
-from fedveca.tasks.datasets.dataset import DATASETS
-from fedveca.tasks.losses import LOSSES, METRICS
-from fedveca.tasks.models import MODELS
-from fedveca.tasks.partition import RULES
+from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-KNOWN_MODELS = f"{', '.join(MODELS)} or package.module:factory"
+_NAMES = load_catalog()  # of data sets, models and so on
+_MODELS = _NAMES["models"]
+KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
@@ -57,7 +53,7 @@ def option(
 
 def method_option(name: str) -> Any:
     """A setting that is a hyperparameter of some methods, as they declare it."""
-    declared, owners = find_hyper(name)
+    declared, owners = known_hyper(name)
     low, high, open_ends = declared.range
     return option(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
 
@@ -66,12 +62,16 @@ def method_option(name: str) -> Any:
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=methods, custom=True)
-    data: str = option("digits", "data set", of=DATASETS, custom=True)
+    method: str = option("fedveca", "how clients and server work together", of=known_methods, custom=True)
+    data: str = option("digits", "data set", of=_NAMES["data"], custom=True)
     model: str = option("mlp", KNOWN_MODELS, custom=True)
-    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), custom=True)
-    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
-    partition: str = option("case3", "which client owns which rows", of=RULES, custom=True)
+    loss: str = option(
+        "auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *_NAMES["losses"]), custom=True
+    )
+    metric: str = option(
+        "auto", "accuracy of labels, absolute_error of numbers", of=("auto", *_NAMES["metrics"]), custom=True
+    )
+    partition: str = option("case3", "which client owns which rows", of=_NAMES["partitions"], custom=True)
     clients: int = option(5, "number of clients N", low=1)
     participation: float = option(
         1.0, "share of the clients drawn per round, at least one", low=0, high=1, open_ends="low"
@@ -100,7 +100,7 @@ class Experiment:
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
     faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATION_RULES)
+    aggregate: str = option("mean", "how the clients' vectors become one", of=_NAMES["aggregation"])
     aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
     aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
     dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
@@ -123,10 +123,10 @@ class Experiment:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
-        if self.model not in MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
-            hint = suggest(self.model, MODELS)
+        if self.model not in _MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
+            hint = suggest(self.model, _MODELS)
             raise UserError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
-        adversity.parse_faults(self.faults)
+        parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
