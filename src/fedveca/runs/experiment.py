@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import math
 import re
 import stat
@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
-from fedveca.errors import UserError, printable, quoted, show_value, suggest
+from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
 from fedveca.tasks.names import CUSTOM
 
@@ -43,82 +43,114 @@ def option(
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     custom: bool = False,
+    group: str,
+    rare: bool = False,
 ) -> Any:
-    """A field with its default, its range and one line of text; `custom` where an object may be given from Python."""
+    """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
+
+    `group` is the subject under which a list shows it; a list folds what is `rare`.
+    """
     allowed = Range(low, high, open_ends)
-    return dataclasses.field(
-        default=default, metadata={"text": text, "of": of, "some": some, "range": allowed, "custom": custom}
-    )
+    metadata = {"text": text, "of": of, "some": some, "range": allowed, "custom": custom, "group": group, "rare": rare}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def method_option(name: str) -> Any:
+class SettingGroup:
+    """Makes the settings of one subject; `rare` those that few people need."""
+
+    def __init__(self, title: str) -> None:
+        self.make = functools.partial(option, group=title)
+        self.rare = functools.partial(option, group=title, rare=True)
+
+    def __call__(self, default: Any, text: str, **more: Any) -> Any:
+        return self.make(default, text, **more)
+
+
+def method_option(make: Callable[..., Any], name: str) -> Any:
     """A setting that is a hyperparameter of some methods, as they declare it."""
     declared, owners = known_hyper(name)
     low, high, open_ends = declared.range
-    return option(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
+    return make(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
+
+
+_task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
+_steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
+_records, _machines = SettingGroup("records"), SettingGroup("machines")
 
 
 @dataclass(frozen=True)
 class Experiment:
     """All that decides a run's numbers."""
 
-    method: str = option("fedveca", "how clients and server work together", of=known_methods, custom=True)
-    data: str = option("digits", "data set", of=_NAMES["data"], custom=True)
-    model: str = option("mlp", KNOWN_MODELS, custom=True)
-    loss: str = option(
+    method: str = _task("fedveca", "how clients and server work together", of=known_methods, custom=True)
+    data: str = _task("digits", "data set", of=_NAMES["data"], custom=True)
+    model: str = _task("mlp", KNOWN_MODELS, custom=True)
+    loss: str = _task.rare(
         "auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *_NAMES["losses"]), custom=True
     )
-    metric: str = option(
+    metric: str = _task.rare(
         "auto", "accuracy of labels, absolute_error of numbers", of=("auto", *_NAMES["metrics"]), custom=True
     )
-    partition: str = option("case3", "which client owns which rows", of=_NAMES["partitions"], custom=True)
-    clients: int = option(5, "number of clients N", low=1)
-    participation: float = option(
+    partition: str = _clients("case3", "which client owns which rows", of=_NAMES["partitions"], custom=True)
+    clients: int = _clients(5, "number of clients N", low=1)
+    participation: float = _clients(
         1.0, "share of the clients drawn per round, at least one", low=0, high=1, open_ends="low"
     )
-    rounds: int = option(100, "communication rounds K", low=1)
-    batch: int = option(100, "rows of a mini-batch B", low=1)
-    lr: float = option(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)
-    seed: int = option(0, "of all chance", low=0, high=LARGEST)
-    alpha: float = method_option("alpha")
-    tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
-    tau_max: int = method_option("tau_max")
-    smooth: float = method_option("smooth")
-    probe_steps: float = method_option("probe_steps")
-    tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
-    probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
-    keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
-    mu: float = method_option("mu")
-    concentration: float = option(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
-    shards: int = option(2, "shards: pieces of one label each client gets", low=1)
-    heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
-    hidden: int = option(64, "mlp: hidden units", low=1)
-    init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
-    pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
-    precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
-    test_every: int = option(1, "rounds between evaluations on the test set", low=1)
-    checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
-    track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
-    faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    aggregate: str = option("mean", "how the clients' vectors become one", of=_NAMES["aggregation"])
-    aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
-    aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
-    dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
-    dp_clip: float = option(1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True)
-    dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
-    dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
-    dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
-    memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
-    engine: str = option(
+    rounds: int = _training(100, "communication rounds K", low=1)
+    batch: int = _training(100, "rows of a mini-batch B", low=1)
+    lr: float = _training(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    seed: int = _training(0, "random seed", low=0, high=LARGEST)
+    alpha: float = method_option(_steps, "alpha")
+    tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
+    tau_max: int = method_option(_steps, "tau_max")
+    smooth: float = method_option(_steps.rare, "smooth")
+    probe_steps: float = method_option(_steps.rare, "probe_steps")
+    tau_all: int = _steps.rare(
+        0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
+    )
+    probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
+    keep: str = _training("best", "the model handed out", of=("best", "last", "rollback"))
+    mu: float = method_option(_steps, "mu")
+    concentration: float = _clients(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
+    shards: int = _clients.rare(2, "shards: pieces of one label each client gets", low=1)
+    heterogeneity: float = _clients.rare(1.0, "synthetic: 0 makes all clients alike", low=0)
+    hidden: int = _task.rare(64, "mlp: hidden units", low=1)
+    init: str = _task.rare(
+        "paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch")
+    )
+    pixels: str = _task.rare("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
+    precision: str = _task.rare("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
+    test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
+    checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
+    track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)
+    faults: str = _robustness("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
+    aggregate: str = _robustness("mean", "how the clients' vectors become one", of=_NAMES["aggregation"])
+    aggregate_clip: float = _robustness.rare(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
+    aggregate_trim: float = _robustness.rare(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
+    dp_noise: float = _privacy(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
+    dp_clip: float = _privacy(
+        1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True
+    )
+    dp_bound: float = _privacy.rare(
+        10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True
+    )
+    dp_delta: float = _privacy.rare(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
+    dp_seed: int = _privacy.rare(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
+    memory_mb: int = _machines.rare(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
+    engine: str = _machines(
         "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=("local", "ray", "debug")
     )
-    workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
-    worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
-    ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
-    round_timeout: float = option(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
-    min_clients: int = option(1, "Flower: a round with fewer answers is void and repeated", low=1)
-    wire: str = option("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
-    data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
+    workers: int = _machines.rare(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
+    worker_gpus: float = _machines.rare(
+        0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1
+    )
+    ray_address: str = _machines.rare(
+        "", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)"
+    )
+    round_timeout: float = _machines.rare(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
+    min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
+    wire: str = _machines.rare("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
+    data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -238,8 +270,8 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 def check_setting(key: str) -> str:
     if key in FIELDS:
         return key
-    near = [RENAMED[key]] if key in RENAMED else difflib.get_close_matches(key, FIELDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
+    near = RENAMED.get(key) or find_near(key, FIELDS)
+    hint = f"did you mean {near}?" if near else "`fedveca list` shows all"
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 
 
