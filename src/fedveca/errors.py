@@ -43,6 +43,11 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     return f" (did you mean {near}?)" if near else ""
 
 
+def count_noun(count: int, noun: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def explain_error(error: Exception) -> str:
     """One line of it, never none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

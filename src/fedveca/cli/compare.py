@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from fedveca.cli.arguments import Command, add_run, check_counts, choose_folder, parse_experiment, print_result
+from fedveca.cli.arguments import (
+    Command,
+    add_open,
+    add_run,
+    check_counts,
+    choose_folder,
+    open_file,
+    parse_experiment,
+    print_result,
+)
 
 
 def add(command: Command) -> None:
-    compare = command("compare", _compare, "Compare methods over seeds, by the paper's fair protocol.")
+    examples = (
+        ("fedveca compare digits-case3 --seeds 3 --open", "the paper's methods, and a report in the browser"),
+        ("fedveca compare --methods corrected,scaffold lr=0.1", "two methods, with a setting"),
+        ("fedveca compare cnn-mnist-case3 --workers 3", "three seeds in parallel"),
+    )
+    compare = command("compare", _compare, "Compare methods over seeds, by the paper's fair protocol.", examples)
     add_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
     compare.add_argument(
@@ -19,25 +33,29 @@ def add(command: Command) -> None:
         "the others get the same total",
     )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
+    add_open(compare)
 
 
 def _compare(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from fedveca.algorithms.registry import paper_methods
-    from fedveca.runs.compare import compare, make_table
+    from fedveca.runs.catalog import known_methods
     from fedveca.runs.experiment import reject_custom
-    from fedveca.views.figures.curves import draw_curves
-    from fedveca.views.report.report import write_report
+    from fedveca.views.terminal.console import show_loading
     from fedveca.views.terminal.screen import Screen
     from fedveca.views.terminal.tables import make_method_table
 
-    check_counts(args)
     name, experiment = parse_experiment(args.words)
-    methods = tuple(args.methods.split(",")) if args.methods else paper_methods()
+    paper = tuple(method for method, facts in known_methods().items() if facts["paper"])
+    methods = tuple(args.methods.split(",")) if args.methods else paper
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # rejects what is not known
+    with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
+        check_counts(args)
+        from fedveca.runs.compare import compare, make_table
+        from fedveca.views.figures.curves import draw_curves
+        from fedveca.views.report.report import write_report
     out = choose_folder(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json) as screen:
         runs = compare(
@@ -56,5 +74,7 @@ def _compare(args: argparse.Namespace) -> int:
         screen.print(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
         for run in runs:
             screen.report_divergence(run)
+    if args.open:
+        open_file(out / "report.html")
     print_result(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
     return int(any(run.diverged for run in runs))

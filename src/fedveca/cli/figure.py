@@ -10,7 +10,11 @@ from fedveca.errors import printable
 
 
 def add(command: Command) -> None:
-    figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.")
+    examples = (
+        ("fedveca figure runs/NAME -o curves.pdf", "test values over rounds, for LaTeX"),
+        ("fedveca figure runs/NAME --what tau", "local steps of every client"),
+    )
+    figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.", examples)
     add_run_folders(figure)
     out = Path("figure.svg")
     figure.add_argument(

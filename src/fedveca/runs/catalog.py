@@ -101,6 +101,14 @@ def known_methods() -> dict[str, MethodFacts]:
     return load_catalog()["methods"] | {entry.name: _describe_method(entry) for entry in list_custom_methods()}
 
 
+def describe_values(setting: str) -> dict[str, str]:
+    """The names that a setting can have, each with a line about it; nothing where they need no explanation."""
+    if setting == "method":
+        return {name: facts["text"] for name, facts in known_methods().items()}
+    names = load_catalog()
+    return {"data": names["data"], "model": names["models"], "partition": names["partitions"]}.get(setting, {})
+
+
 def known_hyper(name: str) -> tuple[Hyper, list[str]]:
     """What the package's methods declare of a setting of theirs, and the names of those methods."""
     facts = load_catalog()["hyper"][name]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 import warnings
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedveca.errors import count_noun
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.schema import Round, find_metric, format_value, get_number, short_label
+from fedveca.views.terminal.console import make_console
 from fedveca.views.terminal.tables import make_model_table
 
 LOGGER = logging.getLogger("fedveca")
@@ -29,10 +29,7 @@ class Screen(Observer):
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        plain = any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
-        terminal = False if plain else None  # None: Rich looks
-        self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
-        self.error = Console(stderr=True, highlight=False, force_terminal=terminal)
+        self.out, self.error = make_console(), make_console(stderr=True)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that has no ± still gets its table
         columns = (BarColumn(20), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
@@ -137,7 +134,7 @@ class Screen(Observer):
         self.report_divergence(run)
         s = run.summary
         self.print(make_model_table(run))
-        self.print(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
+        self.print(f"{s['tau_all']} local steps in {count_noun(s['rounds'], 'round')}, {s['seconds']:.1f} s")
         if "epsilon" in s:
             delta = run.experiment.dp_delta
             self.print(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {delta:g}, a client as the unit")
