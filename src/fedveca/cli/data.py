@@ -32,8 +32,8 @@ def _data(args: argparse.Namespace) -> int:
         found = find_files(args.name, args.data_dir)
         folder = found[0] if found else get(args.name, args.data_dir)
     files, size = SOURCES[args.name].files, sum(file.size for file in SOURCES[args.name].files)
-    did = "was there already" if found else "downloaded"
-    text = f"{args.name}: {did} and verified ({count_noun(len(files), 'file')}, {size / 1e6:.1f} MB)\n{folder}"
+    did = "was already there" if found else "was downloaded"
+    text = f"{args.name} {did}: {count_noun(len(files), 'file')}, {size / 1e6:.1f} MB, every byte verified\n{folder}"
     names = [file.name for file in files]
     print_result(args, {"name": args.name, "folder": str(folder), "files": names, "downloaded": not found}, text)
     return 0

@@ -123,7 +123,9 @@ class Experiment:
     test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
     track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)
-    faults: str = _robustness("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
+    faults: str = _robustness(
+        "", "what goes wrong: drop:P, crash:P:ROUNDS, late:P, nan:S, scale:S:FACTOR, flip:S, lie:S"
+    )
     aggregate: str = _robustness("mean", "how the clients' vectors become one", of=_NAMES["aggregation"])
     aggregate_clip: float = _robustness.rare(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
     aggregate_trim: float = _robustness.rare(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)

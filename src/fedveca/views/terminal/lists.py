@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TypedDict
@@ -69,7 +70,7 @@ def show_overview(console: Console) -> None:
     for kind, names in list_choices().items():
         _print_hanging(console, Text(f"{kind:<12}", "bold"), "  ".join(names))
     console.print()
-    console.print("Settings are written key=value, such as: fedveca run digits-case3 rounds=20 method=fedavg")
+    console.print("Settings are written key=value: fedveca run rounds=20 method=fedavg")
     _show_groups(console, rare=False)
     console.print()
     console.print(
@@ -150,6 +151,7 @@ def _show_groups(console: Console, rare: bool) -> None:
         console.print()
         console.print(Text(group, "bold"))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(width=0)  # two columns further right than the heading
         table.add_column(min_width=widths[0], style="cyan", no_wrap=True)
         table.add_column(min_width=widths[1], max_width=widths[1], overflow="fold")
         table.add_column(overflow="fold", ratio=3)
@@ -161,20 +163,27 @@ def _show_groups(console: Console, rare: bool) -> None:
             text = Text(f"{', '.join(info['methods'])}: {info['text']}" if info["methods"] else info["text"])
             if rare and console.width < WIDE:
                 text.append(f"\n{info['allowed']}", "dim")
-            table.add_row(key, defaults[key], text, *([Text(info["allowed"])] if len(table.columns) > 3 else ()))
+            table.add_row("", key, defaults[key], text, *([Text(info["allowed"])] if len(table.columns) > 4 else ()))
         if mine:
             console.print(table)
         folded = [key for key, info in settings.items() if info["group"] == group and key not in mine]
         if folded:
-            _print_hanging(console, Text("also  ", "dim"), ", ".join(folded), "dim")
+            _print_hanging(console, Text("  also  ", "dim"), ", ".join(folded), "dim")
 
 
 def _choose_example(key: str, setting: SettingInfo) -> object:
     """A value other than the default where one is known, so that the example changes something."""
-    names = [name for name in offer_values(key) if name != setting["default"]]
+    names, default = [name for name in offer_values(key) if name != setting["default"]], setting["default"]
     if names:
         return names[0]
-    return setting["default"] or {"faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}.get(key, 1)
+    if isinstance(default, str):
+        return {"faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}.get(key, default or "...")
+    other = 2 * default if isinstance(default, int) else float(f"{default / 2:.1g}")
+    allowed = FIELDS[key].metadata["range"]
+    for value in (other or type(default)(1), default):
+        with contextlib.suppress(UserError):
+            return allowed.check(key, value, type(default))
+    return default
 
 
 def _make_pairs(pairs: Iterable[tuple[str, str]], style: str, indent: int = 0) -> Table:

@@ -15,13 +15,13 @@ from fedveca.errors import count_noun
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import Round, describe_quantity, format_value, get_number, short_label
+from fedveca.runs.schema import describe_quantity, format_value, get_number, short_label
 from fedveca.views.board.index import Row
 from fedveca.views.series import get_closing_values, read_partition, sum_costs
 from fedveca.views.terminal.tables import make_model_table
 
 TAIL = 5  # rounds that are shown of a run
-SHORTEST_NAME = 18  # columns of a run's name before other columns give way
+SHORTEST_NAME = 28  # columns of a run's name before other columns give way
 GIVE_WAY = ("model", "data", "age", "method")  # columns that a narrow terminal does without, in this order
 STATE_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "diverged": "red", "invalid": "red"}
 ALWAYS = ("method", "data", "model", "partition", "clients", "rounds", "batch", "lr", "seed")
@@ -47,21 +47,27 @@ def show_run_list(console: Console, rows: Sequence[Row]) -> None:
         if console.width - sum(widths[n] + 2 for n in left) < min(longest, SHORTEST_NAME):
             left.remove(name)
     room = max(SHORTEST_NAME, console.width - sum(widths[n] + 2 for n in left))
+    first, last = min(row.id for row in rows), max(row.id for row in rows)
+    shared = next((at for at, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), 0)
+    common = max(first.rfind("/", 0, shared), first.rfind("-", 0, shared)) + 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", no_wrap=True)
     for name in left:
         table.add_column(name, justify="right" if name in ("rounds", "score", "age") else "left", no_wrap=True)
     for at, row in enumerate(rows):
-        table.add_row(Text(shorten_middle(row.id, room)), *(cells[name][at] for name in left))
+        table.add_row(Text(shorten_name(row.id, common, room)), *(cells[name][at] for name in left))
     console.print(table)
 
 
-def shorten_middle(text: str, most: int) -> str:
-    """A name of at most so many letters: its end, where method and seed are, stays."""
-    if len(text) <= most:
-        return text
-    head = (most - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+def shorten_name(name: str, common: int, most: int) -> str:
+    """A name of at most so many letters, without those that all names start with; its end has method and seed."""
+    if len(name) <= most:
+        return name
+    mark, rest = ("…", name[common:]) if common else ("", name)
+    if len(mark + rest) > most:
+        head = (most - 1 - len(mark)) // 3
+        rest = f"{rest[:head]}…{rest[len(rest) - (most - 1 - len(mark) - head) :]}"
+    return mark + rest
 
 
 def format_age(seconds: float) -> str:
@@ -89,9 +95,9 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         _show_heading(console, "partition")
         sizes = part["sizes"]
         labels = [sum(count > 0 for count in of_client) for of_client in part["labels"]]
-        said = f"{count_noun(part['all'], 'client')}; rows per client: {min(sizes)} to {max(sizes)}"
-        said += f" (median {median(sizes):.0f}); labels per client: {min(labels)} to {max(labels)}"
-        console.print(said)
+        said = f"{count_noun(part['all'], 'client')}; rows per client: {_format_range(sizes)}"
+        said += f" (median {median(sizes):.0f})" if min(sizes) < max(sizes) else ""
+        console.print(f"{said}; labels per client: {_format_range(labels)}")
     if run.rounds:
         _show_heading(console, f"last {count_noun(min(TAIL, len(run.rounds)), 'round')} of {len(run.rounds)}")
         console.print(_make_tail(run))
@@ -113,12 +119,13 @@ def show_difference(console: Console, first: Run, second: Run) -> None:
     _show_heading(console, "settings that differ" if differing else "no setting differs")
     if differing:
         console.print(_make_columns(("setting", "A", "B"), [(k, str(a), str(b)) for k, (a, b) in differing.items()]))
-    rows = [("rounds", str(len(first.rounds)), str(len(second.rounds)), "")]
+    rows = []
     for name, (a, b) in list_results(first, second).items():
-        label = f"{name.partition(' ')[0]} {short_label(name.partition(' ')[2])}" if " " in name else name
-        quantity = name.partition(" ")[2] or name
-        gap = _format_gap(quantity, a, b)
-        rows.append((label, format_value(quantity, a), format_value(quantity, b), gap))
+        which, _, quantity = name.rpartition(" ")
+        digits = 4 if which else 1 if name == "seconds" else 0
+        gap = "-" if a is None or b is None else _format_gap(quantity, b - a, digits)
+        values = (format_value(quantity, value, digits) for value in (a, b))
+        rows.append((f"{which} {short_label(quantity)}".strip(), *values, gap))
     _show_heading(console, "results")
     console.print(_make_columns(("", "A", "B", "B - A"), rows, right=True))
 
@@ -134,22 +141,18 @@ def list_results(first: Run, second: Run) -> dict[str, tuple[float | None, float
     ends = [get_closing_values(run) for run in (first, second)]
     found: dict[str, tuple[float | None, float | None]] = {}
     for which in ("kept", "last"):
-        names = dict.fromkeys(name for end in ends for name in end[which] if name.startswith("test_"))
-        for name in names:
+        names = {name for end in ends for name in end[which] if name.startswith("test_")}
+        for name in sorted(names, key=lambda name: (name == "test_loss", name)):
             found[f"{which} {name}"] = (get_number(ends[0][which], name), get_number(ends[1][which], name))
     costs = [sum_costs(run) for run in (first, second)]
-    for axis in ("steps", "seconds"):
+    for axis in ("rounds", "steps", "seconds"):
         a, b = ((cost[axis] or [0])[-1] for cost in costs)
-        found["local steps" if axis == "steps" else axis] = (a, b)
+        found[axis] = (a, b)
     return found
 
 
-def _format_gap(name: str, a: float | None, b: float | None) -> str:
-    if a is None or b is None:
-        return "-"
-    if describe_quantity(name).unit == "share":
-        return f"{100 * (b - a):+.2f} points"
-    return f"{b - a:+.4f}" if name.startswith("test_") else f"{b - a:+.4g}"
+def _format_gap(name: str, gap: float, digits: int) -> str:
+    return f"{100 * gap:+.2f} points" if describe_quantity(name).unit == "share" else f"{gap:+.{digits}f}"
 
 
 def _show_heading(console: Console, title: str, note: str = "") -> None:
@@ -162,15 +165,14 @@ def _make_tail(run: Run) -> Table:
     for record in run.rounds[-TAIL:]:
         value = format_value(run.metric, get_number(record, run.metric))
         losses = (format_value(name, get_number(record, name)) for name in ("test_loss", "train_loss"))
-        rows.append((str(record["round"] + 1), value, *losses, _format_steps(record)))
+        rows.append((str(record["round"] + 1), value, *losses, _format_range(record["tau"])))
     return _make_columns(("round", short_label(run.metric), "test loss", "train loss", "local steps"), rows, right=True)
 
 
-def _format_steps(record: Round) -> str:
-    tau = record["tau"]
-    if not tau:
+def _format_range(counts: Sequence[int]) -> str:
+    if not counts:
         return "-"
-    return str(tau[0]) if min(tau) == max(tau) else f"{min(tau)} to {max(tau)}"
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _make_columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: bool = False) -> Table:
