@@ -94,12 +94,12 @@ def make_parser() -> MainParser:
             module.add(partial(parser.add_command, group))
     text = "Explain a command."
     help_ = parser.add_command("find out more", "help", partial(_help, parser), text)
-    help_.add_argument("topic", nargs="*", metavar="COMMAND", help="the command, such as run or deploy local")
+    help_.add_argument("about", nargs="*", metavar="COMMAND", help="the command, such as run or deploy local")
     return parser
 
 
 def _help(parser: MainParser, args: argparse.Namespace) -> int:
-    if args.topic and args.topic[0] not in parser.commands.choices:
-        parser.explain_command(args.topic[0])
-    parser.parse_args([*args.topic, "--help"])
+    if args.about and args.about[0] not in parser.commands.choices:
+        parser.explain_command(args.about[0])
+    parser.parse_args([*args.about, "--help"])
     return 0

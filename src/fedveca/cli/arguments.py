@@ -39,7 +39,7 @@ def add_experiment(sub: argparse.ArgumentParser, before: str = "") -> None:
         metavar="key=value",
         help=f"a preset (default {DEFAULT_PRESET}) or a TOML file, then settings such as rounds=20",
     )
-    sub.usage = f"%(prog)s {before}[PRESET] [key=value ...] [options]"
+    sub.usage = f"%(prog)s {before}[PRESET] [key=value ...]"
     sub.epilog = "\n\n".join(filter(None, (sub.epilog, SETTINGS_NOTE)))
 
 

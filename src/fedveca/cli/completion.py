@@ -122,11 +122,15 @@ def _find_parser(parser: MainParser, before: list[str]) -> tuple[argparse.Argume
     """The parser of the command that the words name, and the words after the command."""
     sub: argparse.ArgumentParser = parser
     for at, word in enumerate(before):
-        ways = next((a for a in sub._actions if isinstance(a, argparse._SubParsersAction)), None)
+        ways = _find_ways(sub)
         if ways is None or word not in ways.choices:
             return sub, before[at:]
         sub = ways.choices[word]
     return sub, []
+
+
+def _find_ways(sub: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
+    return next((action for action in sub._actions if isinstance(action, argparse._SubParsersAction)), None)
 
 
 def _offer_positional(
@@ -142,8 +146,9 @@ def _offer_positional(
         for at, word in enumerate(left)
         if not word.startswith("-") and not (at and left[at - 1] in options and options[left[at - 1]].nargs != 0)
     ]
-    if sub.prog == "fedveca help":
-        return _find_parser(parser, plain)[0]._actions[-1].choices or () if not plain else ()
+    if sub.prog == "fedveca help":  # the names of commands, and of theirs
+        ways = _find_ways(_find_parser(parser, plain)[0])
+        return ways.choices if ways else ()
     places = [action for action in sub._actions if not action.option_strings]
     for place in places:
         if place.nargs in ("*", "+"):
@@ -162,12 +167,12 @@ def _offer(action: argparse.Action, current: str, before: list[str] | None = Non
         return _offer_settings(current, not before)
     if action.dest == "methods":
         return _offer_list(current, _list_methods())
-    if action.dest == "what" and action.metavar == "WHAT" and action.option_strings == [] and action.default == "":
+    if action.dest == "topic":
         from fedveca.runs.experiment import FIELDS
         from fedveca.views.terminal.lists import TOPICS, list_choices
 
         return [*TOPICS, *FIELDS, *(name for names in list_choices().values() for name in names)]
-    if action.dest == "name" and action.metavar == "NAME" and not action.option_strings:
+    if action.dest == "download":
         from fedveca.runs.catalog import load_catalog
 
         return load_catalog()["downloads"]

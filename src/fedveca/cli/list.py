@@ -16,7 +16,7 @@ def add(command: Command) -> None:
     text = "List presets, methods, models, data sets, partitions and settings, or explain one."
     sub = command("list", _list, text, examples)
     sub.add_argument(
-        "what",
+        "topic",
         nargs="?",
         default="",
         metavar="WHAT",
@@ -30,7 +30,7 @@ def _list(args: argparse.Namespace) -> int:
     from fedveca.views.terminal import lists
     from fedveca.views.terminal.console import make_console
 
-    console, what, settings = make_console(), args.what, lists.list_settings()
+    console, what, settings = make_console(), args.topic, lists.list_settings()
     console.quiet = args.quiet or args.json
     result: dict[str, object]
     if what == "settings":

@@ -132,8 +132,9 @@ def explain_unknown(parser: Parser, unknown: list[str], argv: list[str]) -> NoRe
     word = next((word for word in unknown if word.startswith("-")), unknown[0])
     if not word.startswith("-"):
         parser.error(f"{quoted(word)} is one argument too many for `{parser.prog}`")
-    options = [name for action in parser._actions for name in action.option_strings]
     name, equals, value = word.lstrip("-").partition("=")
+    options = [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+    near_option = find_near(name, options)
     if any(action.dest == "words" for action in parser._actions):
         from fedveca.runs.experiment import FIELDS
 
@@ -142,6 +143,7 @@ def explain_unknown(parser: Parser, unknown: list[str], argv: list[str]) -> NoRe
             value = next_word[0]
         if key in FIELDS:
             parser.fail(f"{word} is not an option: settings are key=value: {key}={value or '...'}")
-        if not find_near(word, options) and (near := find_near(key, FIELDS)):
+        if not near_option and (near := find_near(key, FIELDS)):
             parser.fail(f"{word} is not an option (did you mean {near}={value or '...'}?); settings are key=value")
-    parser.error(f"{word} is not an option of `{parser.prog}`{suggest(word, options)}")
+    hint = f" (did you mean --{near_option}?)" if near_option else ""
+    parser.error(f"{word} is not an option of `{parser.prog}`{hint}")

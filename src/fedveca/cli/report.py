@@ -34,9 +34,9 @@ def add(command: Command) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     out = args.out or choose_report(args.runs)
-    from fedveca.views.report.report import write_report
-
     runs = open_runs(args)
+    from fedveca.views.report.report import write_report  # it loads PyTorch
+
     made = write_report(runs, out)
     size = f"{count_noun(made['runs'], 'run')}, {made['bytes'] / 1e6:.1f} MB"
     if args.open:

@@ -39,7 +39,13 @@ def add(command: Command) -> None:
         metavar="FOLDER",
         help="folder that holds runs, at any depth (default runs)",
     )
-    runs.add_argument("--sort", default="age", choices=SORTS, help="what comes first (default age: the newest)")
+    runs.add_argument(
+        "--sort",
+        default="age",
+        choices=SORTS,
+        metavar="BY",
+        help=f"{', '.join(SORTS[:-1])} or {SORTS[-1]} (default age: the newest first)",
+    )
     add_output(runs)
 
     shown = (("fedveca show last", "the newest run in runs/"), ("fedveca show runs/NAME --all", "every setting"))
