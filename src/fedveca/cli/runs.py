@@ -148,7 +148,7 @@ def _diff(args: argparse.Namespace) -> int:
 def find_run(word: str) -> Path:
     """The run folder that a word names; UserError where it is none, or may be one of several."""
     folder = Path(word)
-    if folder.is_dir():
+    if word and folder.is_dir():
         if not (folder / "experiment.toml").is_file():
             raise UserError(f"{printable(word, 400)} is not a run folder: experiment.toml is missing")
         return folder
