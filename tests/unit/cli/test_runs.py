@@ -130,8 +130,7 @@ def test_show_tells_all_of_a_run(capsys: Capture) -> None:
     assert "dp_noise=0.0" in shown(capsys, "show", "runs/study/fedavg-seed2", "--all")
     assert shown(capsys, "show", "stopped").endswith("to resume: fedveca run --resume runs/stopped\n")
     away = shown(capsys, "show", "away")
-    assert away.startswith("runs/away  diverged
-round ")
+    assert away.startswith("runs/away  diverged\nround ")
     assert "--resume" not in away
 
 
