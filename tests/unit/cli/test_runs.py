@@ -254,7 +254,7 @@ def test_rm_follows_no_link_and_leaves_what_runs(capsys: Capture, here: Path, mo
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pages: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda page: pages.append(page) or True)
+    monkeypatch.setattr(webbrowser, "open", pages.append)
     return pages
 
 
