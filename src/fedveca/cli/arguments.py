@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fedveca.cli.parser import SETTINGS_NOTE, Example, Function
+from fedveca.cli.parser import SETTINGS_NOTE, CommandFunction, Example
 from fedveca.errors import UserError, printable, quoted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Command(Protocol):
     """Adds a command to the command line."""
 
     def __call__(
-        self, name: str, function: Function, text: str, examples: Sequence[Example] = ()
+        self, name: str, function: CommandFunction, text: str, examples: Sequence[Example] = ()
     ) -> argparse.ArgumentParser: ...
 
 
@@ -78,7 +78,7 @@ def add_open(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--open", action="store_true", help="open the report in a browser")
 
 
-def open_file(path: Path) -> None:
+def open_page(path: Path) -> None:
     """Opens a file in the browser; where there is none, its path is printed and has to do."""
     webbrowser.open(path.absolute().as_uri())
 

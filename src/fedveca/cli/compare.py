@@ -10,7 +10,7 @@ from fedveca.cli.arguments import (
     add_run,
     check_counts,
     choose_folder,
-    open_file,
+    open_page,
     parse_experiment,
     print_result,
 )
@@ -75,6 +75,6 @@ def _compare(args: argparse.Namespace) -> int:
         for run in runs:
             screen.report_divergence(run)
     if args.open:
-        open_file(out / "report.html")
+        open_page(out / "report.html")
     print_result(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
     return int(any(run.diverged for run in runs))

@@ -11,7 +11,7 @@ from fedveca.cli.arguments import Command
 from fedveca.cli.parser import MainParser
 
 COMPLETE = "__complete"  # followed by the words of the line, the last one unfinished
-FILES, FOLDERS = ":files", ":folders"  # said where the shell itself knows best
+ASK_FILES, ASK_FOLDERS = ":files", ":folders"  # said where the shell itself knows best
 MOST_RUNS = 100
 SHELLS = {
     "bash": """\
@@ -106,7 +106,7 @@ def find_candidates(parser: MainParser, before: list[str], current: str) -> list
         current: The one that is completed, as far as it was typed.
 
     Returns:
-        Whole words that start with it; FILES or FOLDERS where the shell is to offer its own.
+        Whole words that start with it; ASK_FILES or ASK_FOLDERS where the shell is to offer its own.
     """
     sub, left = _find_parser(parser, before)
     options = {name: action for action in sub._actions for name in action.option_strings}
@@ -177,10 +177,10 @@ def _offer(action: argparse.Action, current: str, before: list[str] | None = Non
 
         return load_catalog()["downloads"]
     if action.dest in ("run", "a", "b"):
-        return [FOLDERS, *_list_runs()]
+        return [ASK_FOLDERS, *_list_runs()]
     if action.metavar in ("DIR", "RUN", "RUNS_DIR", "FOLDER", "APP", "NODE"):
-        return [FOLDERS]
-    return [FILES] if action.metavar in ("FILE", "FILE.toml") else []
+        return [ASK_FOLDERS]
+    return [ASK_FILES] if action.metavar in ("FILE", "FILE.toml") else []
 
 
 def _offer_settings(current: str, first: bool) -> Iterable[str]:
@@ -220,4 +220,4 @@ def _list_runs() -> list[str]:
 
 
 def _match(candidates: Iterable[str], current: str) -> list[str]:
-    return [each for each in candidates if each in (FILES, FOLDERS) or each.startswith(current)]
+    return [each for each in candidates if each in (ASK_FILES, ASK_FOLDERS) or each.startswith(current)]

@@ -20,7 +20,7 @@ LEARN_MORE = (
 )
 
 Example = tuple[str, str]  # a command, and what it does
-Function = Callable[[argparse.Namespace], int]
+CommandFunction = Callable[[argparse.Namespace], int]
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -81,7 +81,7 @@ class MainParser(Parser):
         self.groups: dict[str, list[str]] = {}
 
     def add_command(
-        self, group: str, name: str, function: Function, text: str, examples: Sequence[Example] = ()
+        self, group: str, name: str, function: CommandFunction, text: str, examples: Sequence[Example] = ()
     ) -> argparse.ArgumentParser:
         """A command of a group."""
         sub = self.commands.add_parser(name, help=text, description=text, epilog=format_examples(examples))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, add_open, add_run_folders, open_file, open_runs, print_result
+from fedveca.cli.arguments import Command, add_open, add_run_folders, open_page, open_runs, print_result
 from fedveca.errors import UserError, count_noun, printable
 
-NAME = "report.html"
+REPORT_NAME = "report.html"
 GENERATOR = b'<meta name="generator" content="fedveca '  # near the start of every report
-HEAD_BYTES = 2**16
+GENERATOR_WITHIN = 2**16
 
 
 def add(command: Command) -> None:
@@ -40,7 +40,7 @@ def _report(args: argparse.Namespace) -> int:
     made = write_report(runs, out)
     size = f"{count_noun(made['runs'], 'run')}, {made['bytes'] / 1e6:.1f} MB"
     if args.open:
-        open_file(out)
+        open_page(out)
     print_result(args, made, f"report: {printable(str(out), 4096)} ({size})")
     return 0
 
@@ -52,13 +52,13 @@ def choose_report(folders: list[Path]) -> Path:
     folders has no such place: it is written here, once.
     """
     if len(folders) > 1:
-        if (out := Path(NAME)).exists():
+        if (out := Path(REPORT_NAME)).exists():
             raise UserError(f"{out} exists; name another file with -o FILE, or replace it with -o {out}")
         return out
-    out = folders[0] / NAME
+    out = folders[0] / REPORT_NAME
     if out.is_file():
         with open(out, "rb") as file:
-            if GENERATOR not in file.read(HEAD_BYTES):
+            if GENERATOR not in file.read(GENERATOR_WITHIN):
                 said = f"{printable(str(out), 400)} exists and was not made by fedveca"
                 raise UserError(f"{said}; name a file with -o FILE")
     return out

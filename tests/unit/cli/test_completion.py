@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveca.cli import main, make_parser
-from fedveca.cli.completion import FILES, FOLDERS, SHELLS, find_candidates
+from fedveca.cli.completion import ASK_FILES, ASK_FOLDERS, SHELLS, find_candidates
 from fedveca.runs.experiment import FIELDS, presets
 
 Capture = pytest.CaptureFixture[str]
@@ -37,13 +37,13 @@ def complete(line: str) -> list[str]:
         ("run bogus=", []),
         ("run digits-case3 tau", ["tau_0=", "tau_all=", "tau_max="]),
         ("run track=tensorboard,", ["track=tensorboard,mlflow", "track=tensorboard,wandb"]),
-        ("run --out ", [FOLDERS]),
+        ("run --out ", [ASK_FOLDERS]),
         ("run --device cpu keep=l", ["keep=last"]),
         ("compare --methods fedavg,fedp", ["fedavg,fedprox"]),
         ("compare --seeds ", []),
         ("deploy ", ["init", "local", "pin"]),
         ("deploy local engine=d", ["engine=debug"]),
-        ("deploy init ", [FOLDERS]),
+        ("deploy init ", [ASK_FOLDERS]),
         ("deploy init folder wire=b", ["wire=bfloat16"]),
         ("data ", ["get"]),
         ("data get m", ["mnist"]),
@@ -53,10 +53,10 @@ def complete(line: str) -> list[str]:
         ("help com", ["compare", "completion"]),
         ("help deploy l", ["local"]),
         ("runs --sort s", ["score", "state"]),
-        ("report ", [FOLDERS]),
-        ("report -o ", [FILES]),
+        ("report ", [ASK_FOLDERS]),
+        ("report -o ", [ASK_FILES]),
         ("figure --what t", ["tau"]),
-        ("study ", [FILES]),
+        ("study ", [ASK_FILES]),
         ("bogus ", []),
     ],
 )
@@ -72,11 +72,11 @@ def test_a_preset_comes_first_and_each_setting_is_offered() -> None:
 
 def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert complete("show ") == [FOLDERS]
+    assert complete("show ") == [ASK_FOLDERS]
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "experiment.toml").write_text("rounds = 1\n")
-    assert complete("show ") == [FOLDERS, "last", "one"]
-    assert complete("diff one l") == [FOLDERS, "last"]
+    assert complete("show ") == [ASK_FOLDERS, "last", "one"]
+    assert complete("diff one l") == [ASK_FOLDERS, "last"]
 
 
 def test_candidates_are_lines_and_an_error_is_silent(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

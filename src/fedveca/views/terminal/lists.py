@@ -15,7 +15,7 @@ from fedveca.errors import UserError, find_near, quoted
 from fedveca.runs.catalog import describe_values, load_catalog
 from fedveca.runs.experiment import FIELDS, Experiment, choices, preset, presets, range_of
 
-WIDE = 100  # columns from which allowed values have a column of their own
+WIDE_TERMINAL = 100  # columns from which allowed values have a column of their own
 FACTORY_FORM = "package.module:factory"
 OWN_MODEL = "a custom function(shape, classes) that makes a torch.nn.Module"
 KINDS = {"methods": "method", "data": "data", "models": "model", "partitions": "partition"}  # and their settings
@@ -155,13 +155,13 @@ def _show_groups(console: Console, rare: bool) -> None:
         table.add_column(min_width=widths[0], style="cyan", no_wrap=True)
         table.add_column(min_width=widths[1], max_width=widths[1], overflow="fold")
         table.add_column(overflow="fold", ratio=3)
-        if rare and console.width >= WIDE:
+        if rare and console.width >= WIDE_TERMINAL:
             table.add_column(overflow="fold", ratio=2, style="dim")
             table.expand = True
         mine = {key: info for key, info in shown.items() if info["group"] == group}
         for key, info in mine.items():
             text = Text(f"{', '.join(info['methods'])}: {info['text']}" if info["methods"] else info["text"])
-            if rare and console.width < WIDE:
+            if rare and console.width < WIDE_TERMINAL:
                 text.append(f"\n{info['allowed']}", "dim")
             table.add_row("", key, defaults[key], text, *([Text(info["allowed"])] if len(table.columns) > 4 else ()))
         if mine:
