@@ -101,7 +101,7 @@ def test_a_narrow_terminal_does_without_columns_but_cuts_no_number(
 
 
 def test_names_and_ages_are_short() -> None:
-    assert shorten_name("2026-a-fedavg", 5, 20) == "2026-a-fedavg"
+    assert shorten_name("2026-a-fedavg", 0, 20) == "2026-a-fedavg"
     assert shorten_name("2026-digits-fedavg", 5, 15) == "…digits-fedavg"
     assert shorten_name("2026-digits-fedavg-seed0", 5, 14) == "…digi…vg-seed0"
     assert [format_age(s) for s in (-1, 0.5, 59, 60, 7200, 200_000)] == ["0 s", "0 s", "59 s", "1 min", "2 h", "2 d"]

@@ -55,14 +55,13 @@ def show_run_list(console: Console, rows: Sequence[Row]) -> None:
     for name in left:
         table.add_column(name, justify="right" if name in ("rounds", "score", "age") else "left", no_wrap=True)
     for at, row in enumerate(rows):
-        table.add_row(Text(shorten_name(row.id, common, room)), *(cells[name][at] for name in left))
+        shown = shorten_name(row.id, common, room) if longest > room else row.id
+        table.add_row(Text(shown), *(cells[name][at] for name in left))
     console.print(table)
 
 
 def shorten_name(name: str, common: int, most: int) -> str:
     """A name of at most so many letters, without those that all names start with; its end has method and seed."""
-    if len(name) <= most:
-        return name
     mark, rest = ("…", name[common:]) if common else ("", name)
     if len(mark + rest) > most:
         head = (most - 1 - len(mark)) // 3
