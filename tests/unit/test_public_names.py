@@ -17,6 +17,7 @@ def test_every_public_name_is_there_and_shown() -> None:
     assert dir(fedveca) == sorted(fedveca.__all__)
     for name in fedveca.__all__:
         assert getattr(fedveca, name) is not None
+    assert {"presets", "report", "compare_table"} <= {*fedveca.__all__}
     assert {"UserError", "Observer", "CustomObjects", "metric", "method", "hyper", "statistics"} <= {*fedveca.__all__}
 
 

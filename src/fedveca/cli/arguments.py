@@ -100,17 +100,17 @@ def open_runs(args: argparse.Namespace) -> list[Run]:
 
 
 def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
-    """The preset's name, and the preset with the settings."""
-    from fedveca.runs.experiment import Experiment, parse_settings, preset, reject_custom
+    """A name for what is run, and the preset with the settings, or the settings alone where no preset is named."""
+    from fedveca.runs.experiment import Experiment, name_experiment, parse_settings, preset, reject_custom
 
-    has_preset = bool(words) and "=" not in words[0]
-    name = words[0] if has_preset else DEFAULT_PRESET
+    names = [word for word in words[:1] if "=" not in word]
     for at, word in enumerate(words):
         if "=" not in word and not word.endswith(".toml"):
             _explain_word(word, first=at == 0)
-    table = preset(name) | parse_settings(words[has_preset:])
+    table = (preset(*names) if names else {}) | parse_settings(words[len(names) :])
     reject_custom(table)
-    return Path(name).stem, Experiment(**table)
+    experiment = Experiment(**table)
+    return name_experiment(experiment, *names), experiment
 
 
 def _explain_word(word: str, first: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 
 from fedveca.cli.arguments import (
     Command,
@@ -14,6 +16,7 @@ from fedveca.cli.arguments import (
     parse_experiment,
     print_result,
 )
+from fedveca.views.terminal.loading import show_loading
 
 
 def add(command: Command) -> None:
@@ -29,25 +32,21 @@ def add(command: Command) -> None:
         "--methods",
         default="",
         metavar="M,M",
-        help="methods to compare (default: those of the paper); where the first one chooses its own local steps, "
-        "the others get the same total",
+        help="methods to compare, or all (default: those of the paper); where the first one chooses its own "
+        "local steps, the others get the same total",
     )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
     add_open(compare)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from fedveca.runs.catalog import known_methods
     from fedveca.runs.experiment import reject_custom
-    from fedveca.views.terminal.console import show_loading
-    from fedveca.views.terminal.screen import Screen
-    from fedveca.views.terminal.tables import make_method_table
 
     name, experiment = parse_experiment(args.words)
-    paper = tuple(method for method, facts in known_methods().items() if facts["paper"])
-    methods = tuple(args.methods.split(",")) if args.methods else paper
+    known = tuple(known_methods())
+    named = known if args.methods == "all" else tuple(filter(None, args.methods.split(",")))
+    methods = named or tuple(method for method, facts in known_methods().items() if facts["paper"])
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # rejects what is not known
@@ -56,8 +55,11 @@ def _compare(args: argparse.Namespace) -> int:
         from fedveca.runs.compare import compare, make_table
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
+        from fedveca.views.terminal.lines import name_device
+        from fedveca.views.terminal.screen import Screen
+        from fedveca.views.terminal.tables import make_method_table
     out = choose_folder(args.out, f"{name}-compare")
-    with Screen(args.quiet or args.json) as screen:
+    with Screen(args.quiet or args.json, name_device(args.device)) as screen:
         runs = compare(
             experiment,
             args.seeds,
@@ -71,7 +73,11 @@ def _compare(args: argparse.Namespace) -> int:
             draw_curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         write_report(runs, out / "report.html")
         screen.print(make_method_table(make_table(runs), name))
-        screen.print(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
+        if not named and (left_out := [method for method in known if method not in methods]):
+            screen.print(f"not shown: {', '.join(left_out)} (add with --methods all)")
+        for label, file in (("report", "report.html"), ("figure", "curves.svg"), ("table", "table.json")):
+            screen.print_path(label, out / file)
+        screen.suggest(f"fedveca board {shlex.quote(str(out))}")
         for run in runs:
             screen.report_divergence(run)
     if args.open:

@@ -19,7 +19,6 @@ def add(command: Command) -> None:
 
 def _data(args: argparse.Namespace) -> int:
     from fedveca.runs.catalog import load_catalog
-    from fedveca.views.terminal.screen import Screen
 
     known = load_catalog()["downloads"]
     if args.download not in known:
@@ -27,6 +26,7 @@ def _data(args: argparse.Namespace) -> int:
         said = f"there are no files to get for {printable(repr(args.download))}{hint}"
         raise UserError(f"{said}; allowed: {', '.join(known)}")
     from fedveca.tasks.datasets.download import SOURCES, find_files, get
+    from fedveca.views.terminal.screen import Screen
 
     with Screen(args.quiet or args.json):
         found = find_files(args.download, args.data_dir)

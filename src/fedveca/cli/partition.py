@@ -6,6 +6,7 @@ import argparse
 
 from fedveca.cli.arguments import Command, add_experiment, add_output, parse_experiment, print_result
 from fedveca.errors import count_noun
+from fedveca.views.terminal.loading import show_loading
 
 MOST_CLIENTS = 40  # of the table
 
@@ -21,14 +22,12 @@ def add(command: Command) -> None:
 
 
 def _partition(args: argparse.Namespace) -> int:
-    from fedveca.views.terminal.console import show_loading
-    from fedveca.views.terminal.screen import Screen
-    from fedveca.views.terminal.tables import make_partition_table
-
     _, experiment = parse_experiment(args.words)
     with show_loading(args.quiet or args.json):
         from fedveca.runs.build import build
         from fedveca.tasks.partition import label_counts
+        from fedveca.views.terminal.screen import Screen
+        from fedveca.views.terminal.tables import make_partition_table
     built = build(experiment)
     counts = label_counts(built.shares, built.data.y, built.data.classes)
     with Screen(args.quiet or args.json) as screen:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
 from fedveca.errors import UserError
+from fedveca.views.terminal.loading import show_loading
 
 
 def add(command: Command) -> None:
@@ -23,9 +24,6 @@ def add(command: Command) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from fedveca.views.terminal.console import show_loading
-    from fedveca.views.terminal.screen import Screen
-
     quiet = args.quiet or args.json
     if args.resume:
         settings = _parse_resumed(args)
@@ -34,6 +32,7 @@ def _run(args: argparse.Namespace) -> int:
     with show_loading(quiet):  # what is wrong with the settings is said before
         from fedveca.runs.resources import discard_unbegun
         from fedveca.runs.run import resume, run
+        from fedveca.views.terminal.screen import Screen
     with Screen(quiet) as screen:
         if args.resume:
             done = resume(args.resume, **settings, device=args.device, observers=[screen])

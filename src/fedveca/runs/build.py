@@ -20,7 +20,7 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, describe_task, find_default
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction
@@ -48,6 +48,11 @@ class Built(NamedTuple):
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
+
+    def __repr__(self) -> str:
+        """One line: what is to run, and how large it is."""
+        rows, size = len(self.data.y), self.problem.size
+        return f"Built({describe_task(self.experiment)}, {rows} training rows, {size} parameters)"
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -199,16 +204,21 @@ def load_data(
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = is_pooled(e.method)
     if custom is None:
-        return data, partition(
-            "case1" if alone else e.partition,
-            data.y,
-            data.classes,
-            1 if alone else e.clients,
-            seed=e.seed,
-            concentration=e.concentration,
-            shards=e.shards,
-            writer=data.writer,
-        )
+        try:
+            return data, partition(
+                "case1" if alone else e.partition,
+                data.y,
+                data.classes,
+                1 if alone else e.clients,
+                seed=e.seed,
+                concentration=e.concentration,
+                shards=e.shards,
+                writer=data.writer,
+            )
+        except UserError as error:
+            if alone or e.partition != find_default("partition", e):
+                raise
+            raise UserError(f"{error} (partition={e.partition} is the default with data={e.data})") from error
     if callable(custom):
         try:
             custom = custom(data, e.clients, e.seed)

@@ -50,8 +50,10 @@ class Catalog(TypedDict):
     methods: dict[str, MethodFacts]
     hyper: dict[str, HyperFacts]
     data: dict[str, str]
+    recommended: dict[str, dict[str, str | int]]  # by data set; "" is a custom one
     downloads: list[str]
     models: dict[str, str]
+    rates: dict[str, float]  # by model
     partitions: dict[str, str]
     losses: list[str]
     metrics: list[str]
@@ -74,7 +76,7 @@ def collect_catalog() -> Catalog:
     from fedveca.algorithms import registry
     from fedveca.algorithms.hyper import hyperparameters
     from fedveca.cohorts.aggregate import AGGREGATION_RULES
-    from fedveca.tasks.datasets.dataset import DATASETS
+    from fedveca.tasks.datasets.dataset import DATASETS, Recommended
     from fedveca.tasks.datasets.download import SOURCES
     from fedveca.tasks.losses import LOSSES, METRICS
     from fedveca.tasks.models import MODELS
@@ -87,8 +89,10 @@ def collect_catalog() -> Catalog:
         "methods": {entry.name: _describe_method(entry) for entry in mine},
         "hyper": {name: _describe_hyper(*registry.find_hyper(name)) for name in names},
         "data": {name: entry.text for name, entry in DATASETS.items()},
+        "recommended": {"": Recommended()._asdict()} | {k: v.recommended._asdict() for k, v in DATASETS.items()},
         "downloads": sorted(SOURCES),
         "models": {name: entry.text for name, entry in MODELS.items()},
+        "rates": {name: entry.lr for name, entry in MODELS.items()},
         "partitions": {name: entry.text for name, entry in RULES.items()},
         "losses": list(LOSSES),
         "metrics": list(METRICS),

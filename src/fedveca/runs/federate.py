@@ -18,6 +18,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
+RecentNorms = deque[tuple[int, Norms]]  # of the last rounds, each with its number
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
@@ -47,6 +48,7 @@ def federate(
     participation: float = 1.0,
     seed: int = 0,
     rollback: Rollback | None = None,
+    recent: RecentNorms | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -61,6 +63,7 @@ def federate(
         participation: The share of the clients that take part in each round.
         seed: The seed that draws them.
         rollback: Where given, a round that raises the estimated loss is undone.
+        recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
 
     Yields:
         The state after each round, and the round's record.
@@ -68,7 +71,7 @@ def federate(
     Raises:
         Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite.
     """
-    recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
+    recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
         start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
@@ -79,13 +82,13 @@ def federate(
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": state.tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advise(recent)}")
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {advise(recent)}")
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             after, recorded = algorithm.update(state, answered, p, report)
             if not bool(torch.isfinite(after.w).all()):
-                raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advise(recent)}")
+                raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
             seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
             if rollback:
@@ -117,7 +120,7 @@ def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
     return size / size.sum()
 
 
-def _advise(recent: Iterable[tuple[int, Norms]]) -> str:
+def advise(recent: Iterable[tuple[int, Norms]]) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
     most, advice = MARGIN, "a smaller lr usually helps"
     for k, (ids, norms) in recent:

@@ -79,23 +79,24 @@ class ModelEntry(NamedTuple):
 
     build: Callable[[Task], nn.Module | SquaredSvm]
     text: str
+    lr: float  # the learning rate of an experiment that names none
 
 
 MODELS: dict[str, ModelEntry] = {}
 Build = TypeVar("Build", bound=Callable[[Task], nn.Module | SquaredSvm])
 
 
-def named_model(name: str, text: str) -> Callable[[Build], Build]:
+def named_model(name: str, text: str, lr: float) -> Callable[[Build], Build]:
     """Registers the function below it as the model `name`."""
 
     def register(build: Build) -> Build:
-        MODELS[name] = ModelEntry(build, text)
+        MODELS[name] = ModelEntry(build, text, lr)
         return build
 
     return register
 
 
-@named_model("svm", "the paper's squared SVM: even labels against odd ones")
+@named_model("svm", "the paper's squared SVM: even labels against odd ones", lr=0.01)
 def build_svm(task: Task) -> SquaredSvm:
     if task.y.is_floating_point() or task.y.dim() > 1 or not task.standard:
         raise UserError("model=svm has its own loss and tells even labels from odd; take cnn, mlp or a custom model")
@@ -104,14 +105,14 @@ def build_svm(task: Task) -> SquaredSvm:
     return SquaredSvm(math.prod(task.shape))
 
 
-@named_model("cnn", "the paper's CNN for images")
+@named_model("cnn", "the paper's CNN for images", lr=0.01)
 def build_cnn(task: Task) -> nn.Module:
     if len(task.shape) != 3 or min(task.shape[1:]) < 4:
         raise UserError(f"model=cnn needs images [channels, height, width] of 4 x 4 or more, not {list(task.shape)}")
     return Cnn(task.shape, task.outputs, task.init)
 
 
-@named_model("mlp", "one hidden layer on the flattened row")
+@named_model("mlp", "one hidden layer on the flattened row", lr=0.05)
 def build_mlp(task: Task) -> nn.Module:
     first = nn.Linear(math.prod(task.shape), task.hidden)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(task.hidden, task.outputs))

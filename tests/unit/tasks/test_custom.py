@@ -17,6 +17,7 @@ import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
 from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
+from fedveca.runs.experiment import Precision
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.views.figures.curves import draw_curves
@@ -275,7 +276,7 @@ HONEST: list[tuple[nn.Module, dict[str, Any]]] = [
     ("module", "custom"), HONEST, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else ""
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_models_that_keep_rows_apart_are_trained(module: nn.Module, custom: Any, precision: str) -> None:
+def test_models_that_keep_rows_apart_are_trained(module: nn.Module, custom: Any, precision: Precision) -> None:
     done = run(replace(E, precision=precision), **({"data": from_arrays(X, LABELS), "model": module} | custom))
     assert len(done.rounds) == 3
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,8 @@ from fedveca.runs.schema import describe_quantity, get_number
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.series import find_direction, find_look, group_curves, list_metrics
 
-matplotlib.use("Agg")
+if "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:  # else a notebook or a program chose one
+    matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TypedDict
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from fedveca.errors import UserError, find_near, quoted
 from fedveca.runs.catalog import describe_values, load_catalog
-from fedveca.runs.experiment import FIELDS, Experiment, choices, preset, presets, range_of
+from fedveca.runs.experiment import FIELDS, choices, describe_default, preset, presets, range_of
 
 WIDE_TERMINAL = 100  # columns from which allowed values have a column of their own
 FACTORY_FORM = "package.module:factory"
@@ -43,14 +42,14 @@ def list_choices() -> dict[str, list[str]]:
 
 def list_settings() -> dict[str, SettingInfo]:
     """Every setting by name, those of one subject together."""
-    defaults, owners = asdict(Experiment()), load_catalog()["hyper"]
+    owners = load_catalog()["hyper"]
     groups = list(dict.fromkeys(field.metadata["group"] for field in FIELDS.values()))
     found: dict[str, SettingInfo] = {}
     for key in sorted(FIELDS, key=lambda key: groups.index(FIELDS[key].metadata["group"])):
         of, mine = FIELDS[key].metadata, owners[key]["owners"] if key in owners else []
         allowed = " | ".join((*describe_values(key), FACTORY_FORM)) if key == "model" else range_of(FIELDS[key])
         found[key] = {
-            "default": defaults[key],
+            "default": describe_default(FIELDS[key]),
             "allowed": allowed,
             "text": owners[key]["text"] if mine else of["text"],
             "group": of["group"],
@@ -146,7 +145,7 @@ def _show_groups(console: Console, rare: bool) -> None:
     settings = list_settings()
     shown = {key: info for key, info in settings.items() if rare or not info["rare"]}
     defaults = {key: str(info["default"]) or '""' for key, info in shown.items()}
-    widths = max(map(len, shown)), min(12, max(map(len, defaults.values())))
+    widths = max(map(len, shown)), min(16, max(map(len, defaults.values())))
     for group in dict.fromkeys(info["group"] for info in settings.values()):
         console.print()
         console.print(Text(group, "bold"))
