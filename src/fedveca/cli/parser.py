@@ -12,8 +12,8 @@ from fedveca.errors import find_near, printable, quoted, suggest
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-WIDEST = 100  # columns of a help text
-NARROW = 70  # columns below which texts start further left
+WIDEST_HELP = 100  # columns of a help text
+NARROW_HELP = 70  # columns below which texts start further left
 SETTINGS_NOTE = "Settings are written key=value: `fedveca list` shows them, `fedveca list rounds` explains one."
 LEARN_MORE = (
     "`fedveca help COMMAND` explains a command; `fedveca list` shows presets, methods, models, data and settings."
@@ -28,8 +28,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
-        self._width = min(self._width, WIDEST)
-        self._max_help_position = 17 if self._width < NARROW else 26
+        self._width = min(self._width, WIDEST_HELP)
+        self._max_help_position = 17 if self._width < NARROW_HELP else 26
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
