@@ -192,7 +192,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "--resume", "done", "--out", "b", "rounds=2"], "--resume takes the run as it is"),
         (
             ["run", "--resume", "done", "digits-case3"],
-            "digits-case3 is a preset; one preset comes first, and then settings as key=value",
+            "'digits-case3' is not key=value",
         ),
         (["run", "--out", "done", *FAST], "done already holds a run; name another folder"),
         # compare and reproduce
