@@ -8,7 +8,7 @@ import socket
 import webbrowser
 from pathlib import Path
 
-from fedveca.cli.arguments import Command
+from fedveca.cli.arguments import Command, parse_folder
 from fedveca.errors import UserError
 
 
@@ -22,7 +22,7 @@ def add(command: Command) -> None:
     board.add_argument(
         "runs",
         nargs="?",
-        type=Path,
+        type=parse_folder,
         default=Path("runs"),
         metavar="RUNS_DIR",
         help="folder that holds runs, at any depth (default runs); where it is missing, the board waits for it",
