@@ -6,12 +6,26 @@ import argparse
 import shlex
 from dataclasses import replace
 
-from fedveca.cli.arguments import Command, add_run, check_counts, choose_folder, parse_experiment, print_result
+from fedveca.cli.arguments import (
+    Command,
+    add_open,
+    add_run,
+    check_counts,
+    choose_folder,
+    open_page,
+    parse_experiment,
+    print_result,
+)
 from fedveca.views.terminal.loading import show_loading
 
 
 def add(command: Command) -> None:
-    compare = command("compare", _compare, "Compare methods over seeds, by the paper's fair protocol.")
+    examples = (
+        ("fedveca compare digits-case3 --seeds 3 --open", "the paper's methods, and a report in the browser"),
+        ("fedveca compare --methods corrected,scaffold lr=0.1", "two methods, with a setting"),
+        ("fedveca compare cnn-mnist-case3 --workers 3", "three seeds in parallel"),
+    )
+    compare = command("compare", _compare, "Compare methods over seeds, by the paper's fair protocol.", examples)
     add_run(compare)
     compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
     compare.add_argument(
@@ -22,28 +36,28 @@ def add(command: Command) -> None:
         "local steps, the others get the same total",
     )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
+    add_open(compare)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    with show_loading(args.quiet or args.json):
-        from fedveca.algorithms.registry import methods as all_methods
-        from fedveca.algorithms.registry import paper_methods
+    from fedveca.runs.catalog import known_methods
+    from fedveca.runs.experiment import reject_custom
+
+    name, experiment = parse_experiment(args.words)
+    known = tuple(known_methods())
+    named = known if args.methods == "all" else tuple(filter(None, args.methods.split(",")))
+    methods = named or tuple(method for method, facts in known_methods().items() if facts["paper"])
+    for method in methods:
+        reject_custom({"method": method})
+        replace(experiment, method=method)  # rejects what is not known
+    with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
+        check_counts(args)
         from fedveca.runs.compare import compare, make_table
-        from fedveca.runs.experiment import reject_custom
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
         from fedveca.views.terminal.tables import make_method_table
-
-    check_counts(args)
-    name, experiment = parse_experiment(args.words)
-    known = tuple(all_methods())
-    named = known if args.methods == "all" else tuple(filter(None, args.methods.split(",")))
-    methods = named or paper_methods()
-    for method in methods:
-        reject_custom({"method": method})
-        replace(experiment, method=method)  # rejects what is not known
     out = choose_folder(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:
         runs = compare(
@@ -66,5 +80,7 @@ def _compare(args: argparse.Namespace) -> int:
         screen.suggest(f"fedveca board {shlex.quote(str(out))}")
         for run in runs:
             screen.report_divergence(run)
+    if args.open:
+        open_page(out / "report.html")
     print_result(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
     return int(any(run.diverged for run in runs))

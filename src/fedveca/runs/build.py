@@ -25,11 +25,11 @@ from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name

@@ -43,8 +43,8 @@ from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resume, run
 from fedveca.runs.schema import get_number, parse_object, validate_round
 from fedveca.runs.statistics import mean_and_spread
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
+from fedveca.tasks.names import CUSTOM
 
 Method = str | Algorithm
 _NO_OBJECTS: CustomObjects = {}

@@ -14,10 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-from safetensors.torch import save
-from torch import Tensor
-
 from fedveca.errors import UserError, printable
 from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, describe_task, read_experiment
@@ -45,6 +41,7 @@ from fedveca.version import __version__
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch import Tensor  # at run time PyTorch is loaded where it is used: opening a folder takes none of it
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
 MEMORY_FILE = "memory.rows"  # the clients' memory: both checkpoints point into it
@@ -313,6 +310,8 @@ class RunFolder:
 
     def write_end(self, summary: Summary, model: dict[str, Tensor]) -> None:
         """Writes the kept model and, last, the summary."""
+        from safetensors.torch import save
+
         with guard_writing(self.path):
             write_atomic(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
             write_atomic(self.path / "summary.json", _encode(summary, indent=2))
@@ -369,6 +368,8 @@ def require_files(folder: Path) -> None:
 
 def describe_environment(device: str) -> Environment:
     """What a result may depend on besides the experiment."""
+    import torch
+
     return {
         "fedveca": __version__,
         "python": sys.version.split()[0],
@@ -382,8 +383,8 @@ def describe_environment(device: str) -> Environment:
 
 def to_json(value: object) -> Json:
     """Tensors as numbers and lists; what JSON cannot say (NaN, infinity) as null."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
+    if callable(tolist := getattr(value, "tolist", None)):
+        value = tolist()
     if isinstance(value, list):
         return [to_json(v) for v in value]
     if isinstance(value, float) and not is_number(value):
@@ -392,6 +393,8 @@ def to_json(value: object) -> Json:
 
 
 def _describe_partition(counts: Tensor) -> Partition:
+    import torch
+
     pick = torch.linspace(0, len(counts) - 1, min(len(counts), PARTITION_CLIENTS)).round().long()
     return {
         "all": len(counts),

@@ -19,10 +19,11 @@ from fedveca.errors import UserError, explain_error, show_value
 from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
 from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.folder import Run
-from fedveca.tasks.custom import CUSTOM, check_dataset
+from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, display_name

@@ -40,7 +40,7 @@ from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
 from fedveca.runs.schema import Round, Summary, get_number
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import label_counts
 
 _log = logging.getLogger(__name__)

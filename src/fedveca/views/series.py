@@ -24,7 +24,7 @@ from fedveca.runs.schema import (
     pick_best,
 )
 from fedveca.runs.statistics import Spread, mean_and_spread
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
 
 Which = Literal["kept", "last"]
 WHICH: tuple[Which, ...] = get_args(Which)

@@ -487,7 +487,7 @@ def test_another_name_or_method_gets_nothing(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["missing"], "missing is not a folder; name the one that holds runs"),
+        ([__file__], f"{__file__} is not a folder; name the one that holds runs"),
         ([".", "--port", "70000"], "--port 70000 is out of range; allowed: 0 to 65535"),
     ],
 )

@@ -11,7 +11,7 @@ from fedveca.algorithms.registry import is_adaptive, paper_methods
 from fedveca.runs.compare import find_budget
 from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
 from fedveca.runs.folder import Run
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
 from fedveca.views.series import Curve
 
 SettingValue = str | int | float

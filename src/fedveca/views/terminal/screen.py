@@ -20,11 +20,13 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from fedveca.errors import count_noun
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.schema import Round
 from fedveca.views.notebook import NotebookProgress, is_notebook
+from fedveca.views.terminal.console import make_console
 from fedveca.views.terminal.lines import (
     Pace,
     count_runs,
@@ -71,9 +73,7 @@ class Screen(ComparisonObserver):
 
     def __init__(self, quiet: bool = False, device: str = "") -> None:
         self.quiet, self.device = quiet, device
-        terminal = False if wants_plain_lines() else None  # None: Rich looks
-        self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
-        self.error = Console(stderr=True, highlight=False, force_terminal=terminal)
+        self.out, self.error = make_console(), make_console(stderr=True)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that has no ± still gets its table
         self._spinner = Spinner("dots", style="dim")
@@ -250,8 +250,7 @@ class Screen(ComparisonObserver):
         self.report_divergence(run)
         s = run.summary
         self.print(make_model_table(run))
-        rounds = f"{s['rounds']} round{'' if s['rounds'] == 1 else 's'}"
-        self.print(f"{s['tau_all']} local steps in {rounds}, {s['seconds']:.1f} s")
+        self.print(f"{s['tau_all']} local steps in {count_noun(s['rounds'], 'round')}, {s['seconds']:.1f} s")
         if "epsilon" in s:
             delta = run.experiment.dp_delta
             self.print(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {delta:g}, a client as the unit")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from fedveca.algorithms.registry import is_pooled, methods
-from fedveca.runs.compare import TableRow
-from fedveca.runs.experiment import FIELDS, describe_default, presets, range_of
+from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
     Direction,
@@ -22,18 +19,12 @@ from fedveca.runs.schema import (
     pick_best,
     short_label,
 )
-from fedveca.tasks.datasets.dataset import DATASETS
-from fedveca.tasks.models import MODELS
-from fedveca.tasks.partition import RULES
 from fedveca.views.series import WHICH
 
+if TYPE_CHECKING:  # at run time they would load PyTorch
+    from torch import Tensor
 
-class SettingInfo(TypedDict):
-    """A setting's default, what is allowed, and its line of text."""
-
-    default: str | int | float
-    allowed: str
-    text: str
+    from fedveca.runs.compare import TableRow
 
 
 def make_model_table(run: Run) -> Table:
@@ -82,32 +73,3 @@ def make_partition_table(counts: Tensor) -> Table:
     for i, row in enumerate(counts.tolist()):
         table.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
     return table
-
-
-def make_settings_table() -> Table:
-    """Every setting."""
-    table = Table(title="settings (key=value)", title_justify="left", box=None, pad_edge=False)
-    for heading in ("key", "default", "allowed", "meaning"):
-        table.add_column(heading, no_wrap=heading == "key", overflow="fold")
-    for key, setting in list_settings().items():
-        table.add_row(key, str(setting["default"]) or '""', Text(setting["allowed"]), setting["text"])
-    return table
-
-
-def list_choices() -> dict[str, list[str]]:
-    """The methods, data sets, models, partitions and presets that settings can name."""
-    return {
-        "methods": list(methods()),
-        "data": list(DATASETS),
-        "models": [*MODELS, "package.module:factory"],
-        "partitions": list(RULES),
-        "presets": presets(),
-    }
-
-
-def list_settings() -> dict[str, SettingInfo]:
-    """Every setting with its default, what is allowed and its line of text."""
-    return {
-        key: {"default": describe_default(key), "allowed": range_of(field), "text": field.metadata["text"]}
-        for key, field in FIELDS.items()
-    }
