@@ -29,8 +29,8 @@ def _compare(args: argparse.Namespace) -> int:
     from fedveca.runs.experiment import reject_custom
     from fedveca.views.figures.curves import draw_curves
     from fedveca.views.report.report import write_report
+    from fedveca.views.terminal.comparison import make_method_table
     from fedveca.views.terminal.screen import Screen
-    from fedveca.views.terminal.tables import make_method_table
 
     check_counts(args)
     name, experiment = parse_experiment(args.words)
@@ -52,7 +52,7 @@ def _compare(args: argparse.Namespace) -> int:
         for suffix in ("svg", "png"):
             draw_curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         write_report(runs, out / "report.html")
-        screen.print(make_method_table(make_table(runs), name))
+        screen.print(make_method_table(runs, name, screen.out.width))
         screen.print(f"report: {out / 'report.html'}   figure: {out / 'curves.svg'}   table: {out / 'table.json'}")
         for run in runs:
             screen.report_divergence(run)

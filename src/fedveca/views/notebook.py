@@ -8,7 +8,7 @@ from jinja2 import Environment
 
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity, format_value
-from fedveca.views.report.text import name_quantity
+from fedveca.views.comparison import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 150, 46, 8, 10, 24
