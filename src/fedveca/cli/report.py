@@ -24,6 +24,6 @@ def _report(args: argparse.Namespace) -> int:
 
     runs = open_runs(args)
     made = write_report(runs, args.out)
-    size = f"{made['runs']} runs, {made['bytes'] / 1e6:.1f} MB"
+    size = f"{made['runs']} run{'' if made['runs'] == 1 else 's'}, {made['bytes'] / 1e6:.1f} MB"
     print_result(args, made, f"report: {printable(str(args.out), 4096)} ({size})")
     return 0

@@ -154,7 +154,7 @@ def give_answer(comparison: Comparison) -> str:
         return (
             f"No method is called the best, because the budgets differ: {c.budgets}. The "
             f"{'highest' if c.directions[name] == 'higher' else 'lowest'} mean {quantity} of the {models} is "
-            f"{first.label}'s, {format_result(name, value)}{_count_seeds(value)}."
+            f"that of {first.label}: {format_result(name, value)}{_count_seeds(value)}."
         )
     gap = find_gap(c, rivals[1][1], which, name)
     said = f"{first.label} has the best {quantity} of the {models}, {format_result(name, value)}{_count_seeds(value)}"
@@ -188,8 +188,6 @@ def explain_table(comparison: Comparison) -> list[str]:
                 f"Methods with fixed steps take at most as many local steps as {setter.label} (rounded down per client "
                 f"and round): {low if low == high else f'{low} to {high}'} compared with {own:,.0f}."
             )
-    if c.budgets:
-        said.append(f"The budgets differ: {c.budgets}.")
     if any(is_pooled(row.method) for row in c.rows):
         said.append("Centralised training has all rows in one place and is not a rival.")
     return said + explain_repeats(c.curves)

@@ -102,7 +102,7 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
     data, comparisons = make_sections(sections), [compare_curves(curves) for curves in sections]
     for mine, comparison in zip(data, comparisons, strict=True):
         mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
-    count = sum(len(curve.runs) for curves in sections for curve in curves)
+    count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -140,7 +140,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         heading=text.make_heading(curves) if several else "",
         question=text.ask_question(curves),
         answer=give_answer(comparison),
-        warning=f"The budgets differ: {comparison.budgets}." if comparison.budgets else "",
+        unequal=bool(comparison.budgets),
         results=make_result_table(comparison),
         notes=explain_table(comparison),
         costs=make_cost_table(comparison),

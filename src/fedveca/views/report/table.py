@@ -111,7 +111,9 @@ def make_cost_table(comparison: Comparison) -> ReportTable | None:
         for target in c.targets:
             for axis in COSTS:
                 reached = target.costs[i][axis]
-                text, _, small = format_reached(axis, reached).partition(" (")
+                text, _, small = format_reached(axis, reached).removeprefix("in ").partition(" (")
+                if text.endswith(" seeds"):
+                    text, small = text.removesuffix(" seeds"), "seeds"
                 value = reached.middle if reached.arrived * 2 > reached.seeds else 1e300 - reached.arrived
                 cells.append(Cell(text, small.removesuffix(")").replace(" to ", "–"), value))
         rows.append((row.label, "", cells))

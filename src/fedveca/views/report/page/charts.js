@@ -115,17 +115,18 @@ const charts = (() => {
 
   // The values at the pointer, below the chart instead of over it.
   function readValues(div, section, metric, state, sets) {
-    const out = div.parentNode.querySelector(".readout");
+    const out = div.closest(".over").querySelector(".readout");
     if (!out || !div.on) return;
     out.firstText ??= out.textContent;
     const digits = metric.percent ? 2 : 4, unit = metric.percent ? " %" : "";
     const cost = (v) => (state.axis === "bytes" ? `${(v / 1e6).toPrecision(3)} MB` : state.axis === "seconds" ? `${v.toPrecision(3)} s` : `${Math.round(v).toLocaleString("en")} local steps`);
     div.removeAllListeners("plotly_hover");
     div.removeAllListeners("plotly_unhover");
-    div.on("plotly_unhover", () => { out.textContent = out.firstText; });
+    div.on("plotly_unhover", () => { out.textContent = out.firstText; out.classList.remove("on"); });
     div.on("plotly_hover", (event) => {
       const x = event.points[0].x, made = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
-      out.replaceChildren(made("b", state.axis === "rounds" ? `round ${x}` : cost(x)), " ");
+      out.classList.add("on");
+      out.replaceChildren(made("b", `${metric.label}, ${state.axis === "rounds" ? `round ${x}` : cost(x)}`), " ");
       for (const set of sets) {
         let k = 0;
         set.x.forEach((v, j) => { if (Math.abs(v - x) < Math.abs(set.x[k] - x)) k = j; });
