@@ -64,7 +64,7 @@ def compare_curves(curves: Sequence[Curve]) -> Comparison:
     runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
     names = [name for name in list_metrics(runs) if name.startswith("test_")]
     directions = {name: find_direction(runs, name) for name in names}
-    names.sort(key=lambda name: (directions[name] != "higher", directions[name] is None))
+    names.sort(key=lambda name: (directions[name] is None, directions[name] != "higher", name == "test_loss"))
     metric = names[0] if names else ""
     kept = any(row.models["kept"][metric].mean is not None for row in rows) if metric else True
     same = bool(names) and all(row.by_seed["kept"] == row.by_seed["last"] for row in rows)
@@ -81,12 +81,13 @@ def compare_curves(curves: Sequence[Curve]) -> Comparison:
 
 
 def find_leader(comparison: Comparison, which: Which, name: str) -> int | None:
-    """The place of the row with the best mean; a pooled method is not a rival, nor is anyone where budgets differ."""
+    """The place of the row with the best mean; None for equal ones, and where budgets differ. Pooled is not a rival."""
     better = comparison.directions[name]
     rivals = [(mean, i) for i, row in enumerate(comparison.rows) if (mean := _rival(row, which, name)) is not None]
     if better is None or len(rivals) < 2 or comparison.budgets:
         return None
-    return max(rivals, key=lambda rival: rival[0] if better == "higher" else -rival[0])[1]
+    rivals.sort(key=lambda rival: rival[0], reverse=better == "higher")
+    return rivals[0][1] if rivals[0][0] != rivals[1][0] else None
 
 
 def find_gap(comparison: Comparison, at: int, which: Which, name: str) -> Difference | None:
@@ -121,10 +122,10 @@ def find_budget_setter(curves: Sequence[Curve]) -> Curve | None:
 
 
 def find_main_target(targets: Sequence[Target]) -> Target:
-    """The highest of these targets that at least half of the methods reach, else the lowest one."""
+    """The hardest of these targets that most methods reach, else the easiest one."""
     for target in reversed(targets):
         reached = sum(math.isfinite(costs["rounds"].middle) for costs in target.costs)
-        if 2 * reached >= len(target.costs):
+        if 2 * reached > len(target.costs):
             return target
     return targets[0]
 
@@ -156,6 +157,10 @@ def give_answer(comparison: Comparison) -> str:
             f"{'highest' if c.directions[name] == 'higher' else 'lowest'} mean {quantity} of the {models} is "
             f"that of {first.label}: {format_result(name, value)}{_count_seeds(value)}."
         )
+    if rivals[0][0] == rivals[1][0]:
+        return (
+            f"{first.label} and {second.label} have the same {quantity} of the {models}: {format_result(name, value)}."
+        )
     gap = find_gap(c, rivals[1][1], which, name)
     said = f"{first.label} has the best {quantity} of the {models}, {format_result(name, value)}{_count_seeds(value)}"
     next_ = f"next is {second.label} with {format_result(name, other)}"
@@ -170,7 +175,7 @@ def explain_table(comparison: Comparison) -> list[str]:
     several = any(row.seeds > 1 for row in c.rows)
     if several:
         said.append("± is one standard deviation over seeds.")
-    else:
+    elif len(c.rows) > 1:
         said.append("One seed each: differences may be due to chance, and nothing is marked as the best.")
     if any(row.diverged for row in c.rows):
         said.append("Runs that diverged are left out.")

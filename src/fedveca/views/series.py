@@ -102,15 +102,26 @@ def group_curves(runs: Iterable[Run]) -> list[Curve]:
     order = list(dict.fromkeys((*methods(), *(mine[0].experiment.method for mine in each))))
     each.sort(key=lambda mine: order.index(mine[0].experiment.method))
     names = [mine[0].experiment.method for mine in each]
-    labels = _name_groups(each)
     curves = []
-    for i, (method, mine) in enumerate(zip(names, each, strict=True)):
-        _, colour, dash = find_look(method)
-        if len(set(names)) < len(names):
-            colour, dash = COLOURS[i % len(COLOURS)], list(DASHES)[i // len(COLOURS) % len(DASHES)]
+    for label, (colour, dash), mine in zip(_name_groups(each), _choose_looks(names), each, strict=True):
         shown, identical = _pick_one_per_seed(mine)
-        curves.append(Curve(labels[i], colour, dash, shown, identical, len(mine) - len(shown) - identical))
+        curves.append(Curve(label, colour, dash, shown, identical, len(mine) - len(shown) - identical))
     return curves
+
+
+def _choose_looks(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Colour and dash of curves with these methods: a method keeps its colour, and its settings differ by the dash.
+
+    Settings of one method alone, or more of them than there are dashes, have colours of their own.
+    """
+    dashes, looks, seen = list(DASHES), [], Counter[str]()
+    if len(names) > 1 and (len(set(names)) == 1 or max(Counter(names).values()) > len(dashes)):
+        return [(COLOURS[i % len(COLOURS)], dashes[(i + i // len(COLOURS)) % len(dashes)]) for i in range(len(names))]
+    for name in names:
+        _, colour, dash = find_look(name)
+        looks.append((colour, dashes[(dashes.index(dash) + seen[name]) % len(dashes)]))
+        seen[name] += 1
+    return looks
 
 
 def _split_budgets(runs: list[Run]) -> list[list[Run]]:
@@ -133,9 +144,8 @@ def _pick_one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], int]:
     for run in runs:
         seeds.setdefault(run.experiment.seed, []).append(run)
     shown = {seed: max(mine, key=lambda run: (bool(run.summary), len(run.rounds))) for seed, mine in seeds.items()}
-    repeats = ((run, shown[run.experiment.seed]) for run in runs if run is not shown[run.experiment.seed])
-    identical = sum(_list_results(run) == _list_results(other) for run, other in repeats)
-    return tuple(shown[seed] for seed in sorted(shown)), identical
+    alike = (_list_results(run) == _list_results(shown[run.experiment.seed]) for run in runs)
+    return tuple(shown[seed] for seed in sorted(shown)), sum(alike) - len(shown)
 
 
 def _list_results(run: Run) -> list[dict[str, object]]:

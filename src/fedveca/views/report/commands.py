@@ -43,8 +43,10 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
     """`fedveca compare` where it makes exactly these runs."""
     methods = [curve.method for curve in curves]
     seeds = [run.experiment.seed for run in curves[0].runs]
-    if len(curves) < 2 or len(set(methods)) < len(methods) or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+    if len(set(methods)) < len(methods) or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
         return ""
+    if len(curves) * len(seeds) == 1:
+        return ""  # one run
     if any([run.experiment.seed for run in curve.runs] != seeds for curve in curves):
         return ""
     experiments = [run.experiment for curve in curves for run in curve.runs]

@@ -107,10 +107,12 @@ def _count_values(curves: Sequence[Curve], *names: str) -> int:
 def conclude_premise(values: Sequence[float]) -> str:
     """In how many rounds the premise of Theorem 1 held, and what follows."""
     held, rounds = sum(value >= 1 for value in values), len(values)
+    many = f"all {rounds} rounds" if rounds > 1 else "its only round"
     if not rounds:
         return "No round has a value yet."
     if held == rounds:
-        return f"It is at least 1 in all {rounds} rounds: the premise of Theorem 1 holds throughout this run."
+        return f"It is at least 1 in {many}: the premise of Theorem 1 holds throughout this run."
     if not held:
-        return f"It is below 1 in all {rounds} rounds: Theorem 1 makes no statement about this run."
-    return f"It is at least 1 in {held} of {rounds} rounds ({held / rounds:.0%}): Theorem 1 covers only those rounds."
+        return f"It is below 1 in {many}: Theorem 1 makes no statement about this run."
+    share = f"{100 * held / rounds:.0f} %"
+    return f"It is at least 1 in {held} of {rounds} rounds ({share}): Theorem 1 covers only those rounds."
