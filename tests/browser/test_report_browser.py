@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from accessibility import find_violations
+from recorded import require_number
 
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment
@@ -212,7 +213,7 @@ def test_curves_can_be_smoothed_logarithmic_and_single(report: Path, opened: Ope
     thin = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.line.width === 1).map(t => t.y)")
     lines = Run.open(report.parent / "fedveca-seed1").rounds
     assert len(thin) == 4
-    assert thin[1] == pytest.approx([100 * line["test_accuracy"] for line in lines], rel=1e-4)
+    assert thin[1] == pytest.approx([100 * require_number(line, "test_accuracy") for line in lines], rel=1e-4)
     dashes = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.name).map(t => t.line.dash)")
     assert len(set(dashes)) == 2
 
@@ -227,7 +228,7 @@ def test_values_are_read_below_the_charts(report: Path, opened: Open) -> None:
     assert said.startswith("test accuracy, round ")
     k = int(said.split("round ")[1].split()[0])
     both = [Run.open(report.parent / f"fedveca-seed{seed}").rounds[k - 1] for seed in (0, 1)]
-    mean = 50 * sum(line["test_accuracy"] for line in both)
+    mean = 50 * sum(require_number(line, "test_accuracy") for line in both)
     assert f"FedVeca {mean:.2f} ±" in said
     assert page.locator("#s0-curve1 .hoverlayer .hovertext").count() == 0
     page.mouse.move(2, 2)
@@ -276,10 +277,8 @@ def test_every_control_is_reached_by_tab_and_few_stops_are_charts(report: Path, 
 
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_axe_finds_nothing(look: str, report: Path, opened: Open) -> None:
-    if look == "phone":
-        page = opened(report, 390, has_touch=True, is_mobile=True)
-    else:
-        page = opened(report, color_scheme=look)
+    phone = {"width": 390, "has_touch": True, "is_mobile": True}
+    page = opened(report, **(phone if look == "phone" else {"color_scheme": look}))
     for summary in page.locator("summary").all():
         summary.click()
     assert find_violations(page, ("minor", "moderate", "serious", "critical")) == []

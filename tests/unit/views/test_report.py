@@ -9,6 +9,7 @@ import shlex
 import shutil
 from html import unescape
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ def test_a_report_has_contents_and_a_date(runs: Path, monkeypatch: pytest.Monkey
     assert all(f'id="{name}"' in text for name in contents)
     levels = [int(level) for level in re.findall(r"<h(\d)", text)]
     assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 def test_the_premise_has_a_conclusion(runs: Path) -> None:
