@@ -233,6 +233,21 @@ def test_values_are_read_below_the_charts(report: Path, opened: Open) -> None:
     assert page.locator("#s0-curve1 .hoverlayer .hovertext").count() == 0
     page.mouse.move(2, 2)
     page.wait_for_selector(".readout:not(.on)")
+    page.locator("fieldset label", has_text="local steps").click()
+    page.locator(".legend button").nth(1).click()
+    page.locator("#s0-curve1").scroll_into_view_if_needed()
+    box = page.locator("#s0-curve1 .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    page.wait_for_selector(".readout.on")
+    said = page.locator(".readout").inner_text()
+    assert " local steps" in said  # of the drawing that is seen, not of the first one
+    assert "FedAvg" not in said
+    assert "(round 8)" not in said
+    phone = opened(report, 390, has_touch=True, is_mobile=True)
+    phone.locator("#s0-curve1").scroll_into_view_if_needed()
+    phone.locator("#s0-curve1 .nsewdrag").tap()
+    phone.wait_for_selector(".readout.on")
+    assert phone.locator(".readout").inner_text().startswith("test accuracy, round ")
 
 
 def test_a_heading_sorts_by_keyboard(report: Path, opened: Open) -> None:

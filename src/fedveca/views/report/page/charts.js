@@ -29,7 +29,7 @@ const charts = (() => {
     const axis = { gridcolor: t.rule, linecolor: t.rule, zeroline: false, tickcolor: t.rule };
     const base = {
       font: { family: "system-ui, sans-serif", size: 12, color: t.ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+      paper_bgcolor: t.panel, plot_bgcolor: t.panel, showlegend: false,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: t.faint, activecolor: t.ink, orientation: "h" },
       dragmode: touch() ? false : "zoom", hoverlabel: { bgcolor: t.panel, bordercolor: t.rule, font: { color: t.ink } },
     };
@@ -109,21 +109,20 @@ const charts = (() => {
       xaxis: { title: { text: section.axes[axis] }, rangemode: "tozero", showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: theme().faint },
       yaxis: { title: { text: escaped(metric.label) + (metric.percent ? " (%)" : "") }, ...(state.log ? { type: "log" } : {}), ...(range ? { range } : {}) },
     }, home);
-    readValues(div, section, metric, state, sets);
+    div.shown = { metric, state, sets };
+    if (!div.listens) listen(div);
     return done;
   }
 
   // The values at the pointer, below the chart instead of over it.
-  function readValues(div, section, metric, state, sets) {
+  function listen(div) {
     const out = div.closest(".over").querySelector(".readout");
-    if (!out || !div.on) return;
+    div.listens = true;
     out.firstText ??= out.textContent;
-    const digits = metric.percent ? 2 : 4, unit = metric.percent ? " %" : "";
-    const cost = (v) => (state.axis === "bytes" ? `${(v / 1e6).toPrecision(3)} MB` : state.axis === "seconds" ? `${v.toPrecision(3)} s` : `${Math.round(v).toLocaleString("en")} local steps`);
-    div.removeAllListeners("plotly_hover");
-    div.removeAllListeners("plotly_unhover");
-    div.on("plotly_unhover", () => { out.textContent = out.firstText; out.classList.remove("on"); });
-    div.on("plotly_hover", (event) => {
+    const show = (event) => {
+      const { metric, state, sets } = div.shown; // of the last drawing
+      const digits = metric.percent ? 2 : 4, unit = metric.percent ? " %" : "";
+      const cost = (v) => (state.axis === "bytes" ? `${(v / 1e6).toPrecision(3)} MB` : state.axis === "seconds" ? `${v.toPrecision(3)} s` : `${Math.round(v).toLocaleString("en")} local steps`);
       const x = event.points[0].x, made = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
       out.classList.add("on");
       out.replaceChildren(made("b", `${metric.label}, ${state.axis === "rounds" ? `round ${x}` : cost(x)}`), " ");
@@ -140,6 +139,13 @@ const charts = (() => {
       const most = Math.max(...sets.map((set) => Math.max(...set.seeds)));
       if (most > 1) out.append(`mean ± standard deviation of up to ${most} seeds`);
       if (state.smooth > 1) out.append(` smoothed over ${state.smooth} points`);
+    };
+    div.on("plotly_hover", show);
+    div.on("plotly_click", show);
+    div.on("plotly_unhover", () => { // a finger is gone at once: what it touched stays
+      if (touch()) return;
+      out.textContent = out.firstText;
+      out.classList.remove("on");
     });
   }
 
