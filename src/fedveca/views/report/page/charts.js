@@ -14,7 +14,7 @@ const charts = (() => {
     if (!theme().dark) return hex;
     let rgb = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
     const bright = () => rgb.map((v) => (v / 255) ** 2.2).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    while (bright() < 0.3) rgb = rgb.map((v) => Math.ceil(v + 0.1 * (255 - v)));
+    while (bright() < 0.2) rgb = rgb.map((v) => Math.ceil(v + 0.1 * (255 - v)));
     return "#" + rgb.map((v) => Math.min(255, v).toString(16).padStart(2, "0")).join("");
   }
 
