@@ -33,7 +33,7 @@ def add(command: Command) -> None:
         default="",
         metavar="M,M",
         help="methods to compare, or all (default: those of the paper); where the first one chooses its own "
-        "local steps, the others get the same total",
+        "local steps, the others get at most as many",
     )
     compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
     add_open(compare)
@@ -55,9 +55,9 @@ def _compare(args: argparse.Namespace) -> int:
         from fedveca.runs.compare import compare, make_table
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
+        from fedveca.views.terminal.comparison import make_method_table
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
-        from fedveca.views.terminal.tables import make_method_table
     out = choose_folder(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:
         runs = compare(
@@ -72,7 +72,7 @@ def _compare(args: argparse.Namespace) -> int:
         for suffix in ("svg", "png"):
             draw_curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
         write_report(runs, out / "report.html")
-        screen.print(make_method_table(make_table(runs), name))
+        screen.print(make_method_table(runs, name, screen.out.width))
         if not named and (left_out := [method for method in known if method not in methods]):
             screen.print(f"not shown: {', '.join(left_out)} (add with --methods all)")
         for label, file in (("report", "report.html"), ("figure", "curves.svg"), ("table", "table.json")):

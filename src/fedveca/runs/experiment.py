@@ -154,9 +154,7 @@ class Experiment:
     concentration: float = _clients(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
     shards: int = _clients.rare(2, "shards: pieces of one label each client gets", low=1)
     heterogeneity: float = _clients.rare(1.0, "synthetic: 0 makes all clients alike", low=0)
-    hidden: int = _task.rare(
-        64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1
-    )
+    hidden: int = _task.rare(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
     layers: int = _task.rare(2, "lstm, gpt: number of layers", low=1, high=1000)
     norm: Norm = _task.rare(
         "auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=get_args(Norm)

@@ -12,7 +12,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.schema import Round, describe_quantity, format_value
-from fedveca.views.report.text import name_quantity
+from fedveca.views.comparison import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
 

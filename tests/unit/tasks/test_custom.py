@@ -21,8 +21,8 @@ from fedveca.runs.experiment import Precision
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.views.figures.curves import draw_curves
+from fedveca.views.terminal.comparison import make_method_table
 from fedveca.views.terminal.screen import Screen
-from fedveca.views.terminal.tables import make_method_table
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -359,7 +359,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
     assert (done.experiment.loss, done.experiment.metric) == ("custom:huber", f"custom:{metric.__name__}")
     with Screen() as screen:
         screen.summarize(done)
-        screen.print(make_method_table(make_table([done]), "mine", done.directions))
+        screen.print(make_method_table([done], "mine"))
         screen.start(done.experiment, None)
         screen.round(done.rounds[-1])
         screen.end(done)

@@ -39,7 +39,6 @@ from fedveca.views.terminal.lines import (
     name_device,
     name_run,
 )
-from fedveca.views.terminal.loading import wants_plain_lines
 from fedveca.views.terminal.tables import make_model_table
 
 LOGGER = logging.getLogger("fedveca")

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
-from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import (
-    Direction,
-    describe_quantity,
-    format_spread,
-    format_value,
-    get_number,
-    pick_best,
-    short_label,
-)
+from fedveca.runs.schema import format_value, get_number, short_label
 from fedveca.views.series import WHICH
 
 if TYPE_CHECKING:  # at run time they would load PyTorch
     from torch import Tensor
-
-    from fedveca.runs.compare import TableRow
 
 
 def make_model_table(run: Run) -> Table:
@@ -36,32 +23,6 @@ def make_model_table(run: Run) -> Table:
         result = run.summary[which]
         values = (format_value(name, get_number(result, name)) for name in (run.metric, "test_loss"))
         table.add_row(which, str(result["round"]), *values)
-    return table
-
-
-def make_method_table(rows: list[TableRow], name: str, directions: Mapping[str, Direction] | None = None) -> Table:
-    """The methods side by side, kept and last model; the best of each column in bold where a direction is known."""
-    table = Table(title=Text(name), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("\nmethod", no_wrap=True)
-    table.add_column("local\nsteps", justify="right", no_wrap=True)
-    names = sorted(rows[0]["kept"], key=lambda name: name == "test_loss")  # the loss last
-    columns = [(which, name) for which in WHICH for name in names]
-    best = {}
-    for which, what in columns:
-        quantity = describe_quantity(what, directions)
-        unit = " %" if quantity.unit == "share" else ""
-        table.add_column(f"{which}\n{short_label(what)}{unit}", justify="right", no_wrap=True)
-        rivals = (row[which][what]["mean"] for row in rows if not is_pooled(row["method"]))
-        best[which, what] = pick_best(rivals, quantity.better)
-    for row in rows:
-        cells = []
-        for which, what in columns:
-            value, top = row[which][what], best[which, what]
-            bold = top is not None and value["mean"] == top and not is_pooled(row["method"])
-            cells.append(Text(format_spread(what, value["mean"], value["std"]), style="bold" if bold else ""))
-        steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
-        note = f" ({len(row['diverged'])} diverged)" if "diverged" in row else ""
-        table.add_row(Text(row["method"] + note), steps, *cells)
     return table
 
 
