@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
 MEMORY_FILE = "memory.rows"  # the clients' memory: both checkpoints point into it
+STOP_MARK = "stopped.json"  # there from a clean stop until the run is resumed
 FILES = (
     "experiment.toml",
     "environment.json",
@@ -53,6 +55,7 @@ FILES = (
     "model.safetensors",
     "summary.json",
     "trackers.json",
+    STOP_MARK,
 )
 ALLOWED_BEFORE = (".lock", "environment.json", "partition.json", "rounds.jsonl", "deployment")  # in a new run's folder
 FILE_BYTES = 2**24  # the most of a file that does not grow with the run
@@ -198,7 +201,8 @@ class RunFolder:
             raise UserError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
         try:
             _remove_drafts(path)
-            (path / "summary.json").unlink(missing_ok=True)
+            for name in ("summary.json", STOP_MARK):
+                (path / name).unlink(missing_ok=True)
             write_atomic(path / "experiment.toml", experiment.toml().encode())
             write_atomic(path / "rounds.jsonl", content)
             return RunFolder(path)
@@ -212,6 +216,11 @@ class RunFolder:
             while left:
                 left = left[self._rounds.write(left) :]
             os.fsync(self._rounds.fileno())
+
+    def write_stop(self, done: int, rounds: int) -> None:
+        """Marks the run as stopped cleanly after `done` rounds; resuming removes the mark."""
+        with guard_writing(self.path):
+            write_atomic(self.path / STOP_MARK, _encode({"rounds": done, "of": rounds, "time": round(time.time(), 3)}))
 
     def write_end(self, summary: Summary, model: dict[str, Tensor]) -> None:
         """Writes the kept model and, last, the summary."""

@@ -209,6 +209,7 @@ def _run_rounds(
                 for observer in observers:
                     observer.round(copy_record(record))
                 if last and folder and keeper.round < e.rounds:
+                    folder.write_stop(keeper.round, e.rounds)
                     raise Stopped(_describe_stop(keeper.round, e.rounds, folder.path))
         except Diverged as error:
             diverged = str(error)
