@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
@@ -111,15 +111,16 @@ def draw_line(
     """The mean over seeds and its band, in the look (label, colour, dash) of the runs' method unless one is given."""
     method = runs[0].experiment.method
     label, colour, dash = look or find_look(method)
+    style: Any = (0, DASHES[dash]) if DASHES[dash] else "-"
     rounds, each = collect_values(runs, name)
     if not each.size:
         return
     mean, std = each.mean(0), each.std(0, ddof=1) if len(each) > 1 else 0 * each[0]
     if is_pooled(method):  # one number, drawn across the rounds as in the paper
-        axis.axhline(mean[-1], color=colour, linestyle=dash, linewidth=1.5, label=label)
+        axis.axhline(mean[-1], color=colour, linestyle=style, linewidth=1.5, label=label)
         return
-    width, order = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2, ":": 2.3}[dash])
-    axis.plot(rounds, mean, color=colour, linestyle=dash, linewidth=width, label=label, zorder=order)
+    width, order = (2, 2.5) if method == "fedveca" else (1.5, 2 + 0.1 * bool(DASHES[dash]))
+    axis.plot(rounds, mean, color=colour, linestyle=style, linewidth=width, label=label, zorder=order)
     if band:
         axis.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
