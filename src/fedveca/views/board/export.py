@@ -14,7 +14,7 @@ from fedveca.errors import UserError
 from fedveca.views.board.files import open_file
 from fedveca.views.board.tail import RunTail
 
-MOST_ROWS = 2**20  # of a CSV file
+MOST_CSV_ROWS = 2**20  # of a CSV file
 REPORT_BYTES, REPORT_PARTS = 2**26, 2**20  # of rounds.jsonl, and lists and objects, of all runs of one report
 # The report's scripts are inline, and it is made of folders that are not trusted: it gets an origin of its own.
 REPORT_POLICY = (
@@ -58,8 +58,8 @@ def write_csv(name: str, axis: str, runs: Iterable[tuple[str, RunTail]], low: fl
                 if head == heads:
                     rows.writerow((_to_cell(run), *line))
                 count += 1
-                if count > MOST_ROWS:
-                    raise UserError(f"{name} has more than {MOST_ROWS} rows; choose fewer runs or fewer rounds")
+                if count > MOST_CSV_ROWS:
+                    raise UserError(f"{name} has more than {MOST_CSV_ROWS} rows; choose fewer runs or fewer rounds")
     if not heads:
         raise UserError(f"none of these runs recorded {name}")
     return MadeFile(text.getvalue().encode(), "text/csv", _attach(f"{_to_file_name(name)}.csv"))

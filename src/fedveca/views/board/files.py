@@ -17,7 +17,6 @@ from fedveca.safe_files import open_regular
 
 SETTINGS_BYTES, SETTINGS_DOTS = 2**16, 1000  # tomllib takes the square of a dotted key's length
 HIGHEST_SETTING = 2**31 - 1  # of clients and rounds, as in Experiment
-STOP_MARK = "stopped.json"  # as in fedveca.runs.folder, which would load PyTorch
 NAME_LETTERS = 100  # of a setting or a recorded quantity that is shown
 
 

@@ -26,7 +26,6 @@ from fedveca.runs.schema import (
     short_label,
 )
 from fedveca.views.board.files import (
-    STOP_MARK,
     Stamp,
     get_count,
     is_locked,
@@ -39,13 +38,14 @@ from fedveca.views.board.files import (
 
 QUIET_SECONDS = 300.0  # without a new round, after which a run without a lock file no longer counts as running
 _DEPTH = 12
-_FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE, STOP_MARK)
+_STOP_MARK = "stopped.json"  # as in fedveca.runs.folder, which would load PyTorch
+_FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE, _STOP_MARK)
 _LETTERS = 200  # of a setting of MAIN or a metric's name in the list
 _OTHER_LETTERS, _SETTINGS, _VALUES = 80, 64, 32  # of any other setting; settings and recorded numbers of one run
 MAIN = ("method", "data", "model", "partition", "clients", "seed")
 
 ShownSetting = str | float | None
-State = Literal["running", "paused", "finished", "diverged", "damaged", "inactive"]
+RunState = Literal["running", "paused", "finished", "diverged", "damaged", "inactive"]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Row:
     better: Direction | None = None
     score: float | None = None
     loss: float | None = None
-    state: State = "running"
+    state: RunState = "running"
     why: str = ""
     resume: str = ""  # the command, where the run can be resumed
     left: float | None = None  # seconds
@@ -199,7 +199,7 @@ def _add_summary(row: Row, folder: Path) -> None:
     row.state, row.why = ("diverged", str(stopped)[:500]) if stopped else ("finished", "")
     rounds = get_number(summary, "rounds")
     if rounds is not None and row.rounds < rounds:
-        raise UserError(f"rounds.jsonl has rounds up to {row.rounds}, but summary.json says that {rounds:g} were done")
+        raise UserError(f"rounds.jsonl ends at round {row.rounds}, but summary.json records {rounds:g} rounds")
 
 
 def _add_values(row: Row, record: Mapping[str, object]) -> None:
