@@ -3,7 +3,7 @@
 import { ask, byId, copier, make } from "./dom.js";
 import { Charts, drawNotes, reportAddress } from "./charts.js";
 import { Log, Settings, showFaults } from "./detail.js";
-import { commonStart, count, cutName, folderOf, formatSpread, formatValue, loadSchema, spread } from "./format.js";
+import { commonStart, count, cutName, folderOf, formatSpread, loadSchema, spread } from "./format.js";
 import { groupRuns } from "./group.js";
 import { List, MOST } from "./list.js";
 import { loadLooks, sampleLine, styleLines } from "./look.js";
@@ -39,9 +39,9 @@ function redraw() {
 }
 
 function recolour() {
-  drawn = "";
   list.draw(rows);
   drawChips();
+  refresh();
 }
 
 const chosenRuns = () => view.runs.map((id) => rows.find((row) => row.id === id)).filter(Boolean);
@@ -77,7 +77,8 @@ function drawChips() {
 
 function drawChip(line) {
   const [first] = line.runs, hidden = view.hidden.includes(line.key), same = new Set(line.runs.map((run) => run.metric)).size === 1;
-  const text = same && first.metric ? formatSpread(first.metric, spread(line.runs.map((run) => run.score))) : "";
+  const value = same && first.metric ? formatSpread(first.metric, spread(line.runs.map((run) => run.score))) : "";
+  const text = value && !list.only ? `${first.label} ${value}` : value;
   const whole = view.group ? `${line.label}, ${count(line.runs.length, "run")}` : line.key;
   const toggle = () => {
     view.hidden = hidden ? view.hidden.filter((key) => key !== line.key) : [...view.hidden, line.key];
@@ -119,9 +120,8 @@ function openTab(name, focus) {
 async function refresh() {
   const mine = ++asked;
   try {
-    await loadLooks(chosenRuns().map((run) => run.method), recolour);
     const lines = makeLines(), names = nameRuns(lines), ids = [...names.keys()];
-    if (!lines.length || mine !== asked) return;
+    if (!lines.length) return;
     if (view.tab === "charts") {
       drawNotes(lines, charts.data);
       const answer = await charts.fetch(lines);
@@ -187,7 +187,7 @@ async function refreshList() {
     byId("status").textContent = running ? `${running} running` : "no active runs";
     document.title = running ? `(${running}) FedVeca board` : "FedVeca board";
     if (answer || Date.now() % 10000 < BUSY) list.draw(rows);
-    await loadLooks(rows.map((row) => row.method), recolour); // after the list: the first answer about methods takes a while
+    loadLooks(rows.map((row) => row.method), recolour); // nothing waits for it: the server's first answer takes a while
     if (stampRuns() !== drawn || answer) drawChips();
     if (stampRuns() !== drawn && !charts.figures.due().length) await refresh(); // a slow machine draws what it has first
   } catch (error) {

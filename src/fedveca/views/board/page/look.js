@@ -11,7 +11,7 @@ const SHAPES = {
 };
 const SHADES = [0, 0.3, 0.5]; // of the ink in a further line's colour
 const STORED = "fedveca-looks"; // of former visits: the server's first answer takes a while
-const looks = new Map(recall()), asked = new Map(); // method -> {title, colour, dash}; method -> its question
+const looks = new Map(recall()), asked = new Set(); // method -> {title, colour, dash}; those that were asked for
 
 const nameOf = (method) => String(method ?? "");
 
@@ -22,26 +22,22 @@ function recall() {
   } catch { return []; }
 }
 
-// Asks once about each method; waits only for those that are not known yet. `changed` is called where one looks different now.
-export async function loadLooks(methods, changed) {
-  const names = [...new Set(methods.map(nameOf))], fresh = names.filter((name) => !asked.has(name));
-  for (let i = 0; i < fresh.length; i += 64) {
-    const part = fresh.slice(i, i + 64), question = learn(part, changed);
-    part.forEach((name) => asked.set(name, question));
-  }
-  await Promise.all(names.filter((name) => !looks.has(name)).map((name) => asked.get(name)));
+// Asks once about each method; `changed` is called where one is not as it was known.
+export function loadLooks(methods, changed) {
+  const fresh = [...new Set(methods.map(nameOf))].filter((name) => !asked.has(name));
+  for (let i = 0; i < fresh.length; i += 64) learn(fresh.slice(i, i + 64), changed);
 }
 
 async function learn(names, changed) {
+  names.forEach((name) => asked.add(name));
   try {
     const before = JSON.stringify([...looks]);
     for (const [name, look] of Object.entries(await ask("looks", names.map((name) => ["method", name])))) looks.set(name, look);
     if (JSON.stringify([...looks]) === before) return;
     localStorage.setItem(STORED, JSON.stringify([...looks].slice(-64)));
     changed();
-  } catch (error) {
-    names.forEach((name) => asked.delete(name));
-    throw error;
+  } catch {
+    names.forEach((name) => asked.delete(name)); // the list says that the board does not answer; asked again with its next answer
   }
 }
 
