@@ -104,7 +104,7 @@ def test_a_method_has_the_report_s_colour_and_dash_and_its_runs_differ(browser: 
     second, first = (lines(page, "test_loss", f"t.{what}")[3] for what in ("line.color", "line.dash"))
     assert (second != colours[1], first == dashes[1]) == (True, True)
     assert lines(page, "test_loss", "t.mode") == ["lines", "lines", "lines", "lines+markers"]
-    assert page.chart("heat 0 " + runs[0], "plot.data[0].colorscale.at(-1)[1]") == "#fee838"  # Cividis, as in reports
+    page.until(lambda: page.chart("heat 0 " + runs[0], "plot.data[0].colorscale") == "Cividis")  # as in reports
     page.page.get_by_role("button", name="auto colours").click()
     page.page.get_by_role("button", name="light colours").click()
     page.until(lambda: lines(page, "test_loss", "t.line.color")[0] != colours[0])  # brighter on dark paper
@@ -152,15 +152,15 @@ def test_comparisons_in_the_search(browser: Any, address: str) -> None:
         ("fedavg", 7),
         ("method=fedavg", 7),
         ("method=fed", 16),  # the start of a word while nothing is exactly that
-        ("lr<0.05 method!=fedavg", 15),
+        ("lr<0.05 method!=fedavg", 9),
         ("lr >= 0.05", 9),
         ("seed=1", 6),
         ("seed>0 seed<=2", 12),
         ("state=paused", 1),
         ("rounds>100", 1),
-        ("test_loss<0.25", 12),
+        ("test_loss<0.25", 2),
         ("accuracy>90%", 0),
-        ("accuracy>80%", 12),
+        ("accuracy>80%", 10),
         (f"folder={FOLDER}-lr0.01", 9),
         ("seed>x", 0),
     ):
