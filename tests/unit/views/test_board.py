@@ -386,7 +386,7 @@ def test_a_thinned_curve_is_a_line_within_its_extremes() -> None:
 
 
 def test_a_short_curve_is_not_thinned() -> None:
-    x, y = np.arange(300.0), np.arange(300.0)
+    x, y = np.arange(150.0), np.arange(150.0)
     assert [values.tolist() for values in thin_curve(x, y, 300)] == [x.tolist(), y.tolist()]
 
 

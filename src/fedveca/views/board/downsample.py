@@ -13,13 +13,13 @@ Cells = tuple[Places, Places, Floats]  # where numbers belong, down and across, 
 
 
 def thin_curve(x: Floats, y: Floats, width: int) -> list[Floats]:
-    """A curve as x and y; of more than `width` points, means of stretches with the lowest and the highest of each.
+    """A curve as x and y; of more than half of `width` points, means of stretches with their lowest and highest.
 
     The first and the last point stay as they are. A curve that swings is a line within its range, not a solid area.
     """
     there = np.isfinite(x) & np.isfinite(y)
     x, y = x[there], y[there]
-    if len(x) <= max(width, 8):
+    if len(x) <= max(width // 2, 8):
         return [x, y]
     starts = _cut_stretches(len(x), width)
     means = [_average_stretches(values, starts) for values in (x, y)]
@@ -27,8 +27,8 @@ def thin_curve(x: Floats, y: Floats, width: int) -> list[Floats]:
 
 
 def thin_band(columns: Sequence[Floats], width: int) -> list[Floats]:
-    """Columns of the same length; of more than `width` rows, means of stretches. The first and the last row stay."""
-    if not len(columns[0]) > max(width, 8):
+    """Columns of the same length; of more than half of `width` rows, means of stretches. The first and the last row stay."""
+    if len(columns[0]) <= max(width // 2, 8):
         return list(columns)
     starts = _cut_stretches(len(columns[0]), width)
     return [_average_stretches(values, starts) for values in columns]
