@@ -84,6 +84,8 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
     page = Page(browser, address, viewport={"width": 1200, "height": 1500})
     view = page.page
     page.until(lambda: "There are no runs yet" in view.inner_text("#runs"))
+    assert "`" not in view.inner_text("body")
+    page.until(lambda: view.inner_text("#status") == "no active runs")
     words = ["digits-case3", "rounds=4000", "model=mlp", "--out", str(root / "live"), "--quiet", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     gently = ["nice", "-n", "5"] if shutil.which("nice") else []  # the browser comes first
@@ -92,11 +94,11 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
         # it appears, is chosen by itself, and its progress is shown
         page.until(lambda: view.locator("#list tbody tr").count() == 1)
         page.until(lambda: "running" in view.inner_text("#list tbody tr"))
-        before = page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.at(-1)"))
+        before = page.until(lambda: page.chart("test_accuracy", "plot.data.at(-1).x.at(-1)"))
         last = page.until(lambda: page.chart("heat 0 live", "plot.data[0].x.at(-1)"))
         assert page.chart("heat 0 live", "plot.data[0].z.length") == 5
         # curve and heat map grow without a touch
-        page.until(lambda: page.chart("test_accuracy", "plot.data[0].x.at(-1)") > before)
+        page.until(lambda: page.chart("test_accuracy", "plot.data.at(-1).x.at(-1)") > before)
         page.until(lambda: page.chart("heat 0 live", "plot.data[0].x.at(-1)") > last)
         page.until(lambda: re.search(r"\d+ / 4000, .* left", view.inner_text(".progress")))
         assert "1 running" in view.inner_text("#status")
@@ -106,7 +108,7 @@ def test_a_run_that_is_being_written(browser: Any, root: Path, address: str) -> 
         page.until(lambda: view.locator("#list tbody tr").count() == 2)
         view.get_by_label("compare deep/other with the others").check()
         view.get_by_role("tab", name="Charts").click()
-        page.until(lambda: page.chart("test_accuracy", "plot.data.length") == 2)
+        page.until(lambda: page.chart("test_accuracy", "plot.data.filter((t) => t.meta).length") == 2)
         view.get_by_role("tab", name="Settings").click()
         page.until(lambda: "settings differ" in view.inner_text("#settings"))
         keys = view.locator("#settings tbody th").all_inner_texts()
@@ -305,7 +307,7 @@ def test_on_a_phone_nothing_overflows(browser: Any, address: str, scheme: str) -
     phone = {"width": 390, "height": 844}
     page = Page(browser, f"{address}#run=filled-a&run=filled-b", viewport=phone, color_scheme=scheme, has_touch=True)
     view = page.page
-    page.until(lambda: page.chart("test_accuracy", "plot.data.length") == 2)
+    page.until(lambda: page.chart("test_accuracy", "plot.data.filter((t) => t.meta).length") == 2)
     assert view.evaluate("document.documentElement.dataset.theme") == scheme
     for tab in ("Charts", "Scatter", "Settings", "Log", "Faults"):
         view.get_by_role("tab", name=tab).click()

@@ -406,6 +406,8 @@ def test_axe_finds_nothing(browser: Any, address: str, width: int, scheme: str) 
     size = {"width": width, "height": 900}
     page = Page(browser, address_of(address, *runs), viewport=size, color_scheme=scheme, has_touch=width < 500)
     view = page.page
+    page.until(lambda: view.locator("figure[data-name=test_accuracy]").count())
+    view.locator("figure[data-name=test_accuracy]").scroll_into_view_if_needed()
     page.until(lambda: lines(page, "test_accuracy", "1"))
     coloured(page)
     assert find_violations(view, every) == []

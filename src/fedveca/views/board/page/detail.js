@@ -52,7 +52,7 @@ export class Log {
       const go = (to) => () => { this.before.set(id, to); this.show(chosen, rows, names); };
       const last = log.first + log.lines.length;
       return [
-        make("h3", {}, labelOf(id, names)),
+        make("h2", {}, labelOf(id, names)),
         make("p", { class: ["diverged", "damaged"].includes(row?.state) ? "note wrong" : "note" }, [
           row && `${row.state}`, row?.why, log.total ? `rounds ${log.first + 1} to ${last} of ${log.total}, the newest first` : "no round has ended yet",
         ].filter(Boolean).join(" · ")),
