@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fedveca.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names for type checkers: a test compares both
+    from fedveca import models as models
     from fedveca import testing as testing
     from fedveca.algorithms import Corrected as Corrected
     from fedveca.algorithms import FedAvg as FedAvg
@@ -62,7 +63,7 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "tasks.datasets.dataset": "Dataset",
     "tasks.losses": "metric",
 }
-_MODULES = {"statistics": "runs.statistics", "testing": "testing"}
+_MODULES = {"models": "models", "statistics": "runs.statistics", "testing": "testing"}
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 

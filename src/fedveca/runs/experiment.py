@@ -24,7 +24,7 @@ from fedveca.errors import UserError, printable, quoted, show_value, suggest
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.losses import LOSSES, METRICS
-from fedveca.tasks.models import MODELS
+from fedveca.tasks.models import INITS, MODELS, NORMS
 from fedveca.tasks.partition import RULES
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -92,10 +92,21 @@ class Experiment:
     concentration: float = option(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
     shards: int = option(2, "shards: pieces of one label each client gets", low=1)
     heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
-    hidden: int = option(64, "mlp: hidden units", low=1)
-    init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
+    hidden: int = option(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
+    layers: int = option(2, "lstm, gpt: number of layers", low=1, high=1000)
+    norm: str = option("auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=NORMS)
+    dropout: float = option(0.0, "vgg11, lstm, gpt: share of units dropped in local steps", low=0, high=0.95)
+    init: str = option("paper", "w_0 as each model was published, or PyTorch's", of=INITS)
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
-    precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
+    precision: str = option("float32", "arithmetic of the layers, except for svm", of=("float32", "bfloat16"))
+    compile: str = option(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=("off", "on")
+    )
+    norm_stats: str = option(
+        "average",
+        "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
+        of=("average", "local", "fixed"),
+    )
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)

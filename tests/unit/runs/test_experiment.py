@@ -146,16 +146,32 @@ def test_words_refused(word: str, said: str) -> None:
         ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
         ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
         ("model", "a\nb:f", "model='a\\nb:f' holds a control character or the end of a line"),
-        ("model", 'a"b:f', 'model=a"b:f is not known; it is svm, cnn, mlp or package.module:factory'),
-        ("model", "a;b:f", "model=a;b:f is not known; it is svm, cnn, mlp or package.module:factory"),
-        ("model", ":f", "model=:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        (
+            "model",
+            'a"b:f',
+            'model=a"b:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory',
+        ),
+        (
+            "model",
+            "a;b:f",
+            "model=a;b:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
+        ),
+        (
+            "model",
+            ":f",
+            "model=:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
+        ),
         ("lr", 1e308, "lr=1e+308 is out of range; at most 1e+38"),
         ("concentration", 1e308, "concentration=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e308, "dp_noise=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e-300, "dp_noise=1e-300 is out of range; allowed: 0 or >= 1e-30"),
         ("faults", "scale:0.5:1e308", "faults=scale:0.5:1e308: a factor is a number in [-1e+38, 1e+38], not 1e308"),
         ("faults", "scale:0.5:nan", "faults=scale:0.5:nan: a factor is a finite number, not nan"),
-        ("model", "nn", "model=nn is not known (did you mean cnn?); it is svm, cnn, mlp or package.module:factory"),
+        (
+            "model",
+            "nn",
+            "model=nn is not known (did you mean cnn?); it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
+        ),
     ],
 )
 def test_values_refused(key: str, value: Any, said: str) -> None:

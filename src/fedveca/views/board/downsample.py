@@ -27,7 +27,7 @@ def thin_curve(x: Floats, y: Floats, width: int) -> list[Floats]:
 
 
 def thin_band(columns: Sequence[Floats], width: int) -> list[Floats]:
-    """Columns of the same length; of more than half of `width` rows, means of stretches. The first and the last row stay."""
+    """Columns of one length; of more than half of `width` rows, means of stretches. The first and the last row stay."""
     if len(columns[0]) <= max(width // 2, 8):
         return list(columns)
     starts = _cut_stretches(len(columns[0]), width)
