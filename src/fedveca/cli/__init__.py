@@ -20,7 +20,7 @@ SHORT_OF_MEMORY = (
     "a run folder that has rounds can be resumed"
 )
 BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
-GROUPS = {
+COMMAND_GROUPS = {
     "run": (run, compare, study, partition),
     "look at results": (runs, report, figure, board),
     "deploy": (deploy,),
@@ -89,7 +89,7 @@ def make_parser() -> MainParser:
     """The whole command line."""
     parser = MainParser(EXAMPLES, description="Federated learning with FedVeca: run, compare and deploy experiments.")
     parser.add_argument("-V", "--version", action="version", version=f"fedveca {__version__}", help="print the version")
-    for group, modules in GROUPS.items():
+    for group, modules in COMMAND_GROUPS.items():
         for module in modules:
             module.add(partial(parser.add_command, group))
     text = "Explain a command."

@@ -12,7 +12,7 @@ from fedveca.cli.parser import MainParser
 
 COMPLETE = "__complete"  # followed by the words of the line, the last one unfinished
 ASK_FILES, ASK_FOLDERS = ":files", ":folders"  # said where the shell itself knows best
-MOST_RUNS = 100
+MOST_SUGGESTED = 100
 SHELLS = {
     "bash": """\
 # bash: put this into ~/.bashrc:  eval "$(fedveca completion bash)"
@@ -215,7 +215,7 @@ def _list_runs() -> list[str]:
     from fedveca.cli.runs import HOME, NEWEST
     from fedveca.views.board.index import RunIndex
 
-    names = [row.id for row in RunIndex(Path(HOME)).list_runs()[:MOST_RUNS]]
+    names = [row.id for row in RunIndex(Path(HOME)).list_runs()[:MOST_SUGGESTED]]
     return [NEWEST, *names] if names else []
 
 

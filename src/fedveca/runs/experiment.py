@@ -30,6 +30,8 @@ _MODELS = _NAMES["models"]
 KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
+Settings = dict[str, Any]  # values by key, of the types that the fields have
+SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
@@ -297,7 +299,7 @@ def read_experiment(text: str) -> Experiment:
     return Experiment(**settings)
 
 
-def parse_toml(text: str, source: str) -> dict[str, Any]:
+def parse_toml(text: str, source: str) -> Settings:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
     return _check_settings(_load_toml(text, source))
 
@@ -321,7 +323,7 @@ def _load_toml(text: str, source: str) -> dict[str, object]:
         raise UserError(f"{source} is not TOML: {why}") from error
 
 
-def _check_settings(table: dict[str, object]) -> dict[str, Any]:
+def _check_settings(table: dict[str, object]) -> Settings:
     """The settings of a TOML file in their names of today, each known."""
     settings = upgrade_settings(table)
     for key in settings:
@@ -329,7 +331,7 @@ def _check_settings(table: dict[str, object]) -> dict[str, Any]:
     return settings
 
 
-def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
+def upgrade_settings(table: Settings) -> Settings:
     """Settings as version 0.1 named them, in the names of today."""
     out = {RENAMED.get(key, key): value for key, value in table.items()}
     for key, value in out.items():
@@ -338,7 +340,7 @@ def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def preset(name: str) -> dict[str, Any]:
+def preset(name: str) -> Settings:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         return _check_settings(read_toml(name))
@@ -359,7 +361,7 @@ def _read_file(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def reject_custom(settings: dict[str, Any]) -> None:
+def reject_custom(settings: Settings) -> None:
     """ValueError where a preset or the command line names an object that only Python can give."""
     for key, value in settings.items():
         if FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith(CUSTOM):
@@ -373,7 +375,7 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def parse_settings(words: list[str]) -> dict[str, Any]:
+def parse_settings(words: list[str]) -> Settings:
     """`key=value` words as typed settings."""
     out = {}
     for word in words:
@@ -393,13 +395,13 @@ def check_setting(key: str, where: str = "`fedveca list` shows all") -> str:
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 
 
-def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+def choices(field: SettingField) -> tuple[str, ...]:
     """The names that a setting may have, empty where it is free; asked anew, as methods may have been added."""
     of = field.metadata["of"]
     return tuple(of() if callable(of) else of)
 
 
-def range_of(field: dataclasses.Field[Any]) -> str:
+def range_of(field: SettingField) -> str:
     """The allowed values, in words."""
     if names := choices(field):
         return " | ".join(names)
@@ -417,7 +419,7 @@ def _typed(key: str, value: str) -> Any:
         raise UserError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
-def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+def _checked(field: SettingField, value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
     if kind is not str:
         return m["range"].check(field.name, value, kind)

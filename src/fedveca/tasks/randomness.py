@@ -7,7 +7,7 @@ would change what each of them draws. Inside `DrawFrom` every operation that dra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveca.errors import UserError
 
 aten = torch.ops.aten
+Argument: TypeAlias = Any  # of an operation, or its result: a tensor, a number, a list of either
+Operation: TypeAlias = "OpOverload[Argument, Argument]"
 
 
 class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -29,11 +31,11 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: OpOverload[Any, Any],
+        func: Operation,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[Argument, ...] = (),
+        kwargs: Mapping[str, Argument] | None = None,
+    ) -> Argument:
         given = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, given):
             return func(*args, **given)
@@ -52,7 +54,7 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _draws(func: OpOverload[Any, Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+def _draws(func: Operation, args: tuple[Argument, ...], given: Mapping[str, Argument]) -> bool:
     """Whether this call draws: attention does so only with dropout."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
@@ -72,7 +74,7 @@ def _drop(generator: torch.Generator, x: Tensor, p: float, train: bool | None = 
 def _fill_like(name: str) -> Callable[..., Tensor]:
     """rand_like and randn_like, which take no generator."""
 
-    def fill(generator: torch.Generator, x: Tensor, **options: Any) -> Tensor:
+    def fill(generator: torch.Generator, x: Tensor, **options: Argument) -> Tensor:
         empty: Tensor = torch.empty_like(x, **options)
         filled: Tensor = getattr(empty, name)(generator=generator)
         return filled
@@ -84,7 +86,7 @@ def _bernoulli(generator: torch.Generator, x: Tensor, p: float) -> Tensor:
     return torch.empty_like(x).bernoulli_(p, generator=generator)
 
 
-_REPLACED: dict[OpOverload[Any, Any], Callable[..., Any]] = {
+_REPLACED: dict[Operation, Callable[..., Argument]] = {
     aten.native_dropout.default: _drop,
     aten.rand_like.default: _fill_like("uniform_"),
     aten.randn_like.default: _fill_like("normal_"),

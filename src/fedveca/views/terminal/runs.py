@@ -23,7 +23,7 @@ from fedveca.views.terminal.tables import make_model_table
 TAIL = 5  # rounds that are shown of a run
 SHORTEST_NAME = 28  # columns of a run's name before other columns give way
 GIVE_WAY = ("model", "data", "age", "method")  # columns that a narrow terminal does without, in this order
-STATE_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "diverged": "red", "invalid": "red"}
+STATE_STYLES = {"running": "cyan", "finished": "green", "paused": "yellow", "diverged": "red", "damaged": "red"}
 ALWAYS = ("method", "data", "model", "partition", "clients", "rounds", "batch", "lr", "seed")
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -78,7 +78,7 @@ def format_age(seconds: float) -> str:
 def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
     """A run: its settings, result, partition, last rounds, and how to resume it."""
     console.print(Text.assemble((str(run.folder), "bold"), "  ", (row.state, STATE_STYLES.get(row.state, ""))))
-    if row.why and row.state != "stopped":
+    if row.why and row.state != "paused":
         console.print(Text(row.why, "yellow"))
     _show_heading(console, "settings", "" if every else "those that differ from the defaults, and the main ones")
     settings, defaults = asdict(run.experiment), asdict(Experiment())
