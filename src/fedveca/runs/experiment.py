@@ -30,7 +30,7 @@ _MODELS = _NAMES["models"]
 KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
-Settings = dict[str, Any]  # values by key, of the types that the fields have
+SettingValues = dict[str, Any]  # values by key, of the types that the fields have
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
@@ -230,7 +230,7 @@ class Experiment:
 
         Args:
             name: One that `fedveca.presets()` lists, or the path of a .toml file with settings.
-            **settings: Settings in place of the preset's.
+            **settings: SettingValues in place of the preset's.
 
         Returns:
             The experiment.
@@ -299,7 +299,7 @@ def read_experiment(text: str) -> Experiment:
     return Experiment(**settings)
 
 
-def parse_toml(text: str, source: str) -> Settings:
+def parse_toml(text: str, source: str) -> SettingValues:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
     return _check_settings(_load_toml(text, source))
 
@@ -323,7 +323,7 @@ def _load_toml(text: str, source: str) -> dict[str, object]:
         raise UserError(f"{source} is not TOML: {why}") from error
 
 
-def _check_settings(table: dict[str, object]) -> Settings:
+def _check_settings(table: dict[str, object]) -> SettingValues:
     """The settings of a TOML file in their names of today, each known."""
     settings = upgrade_settings(table)
     for key in settings:
@@ -331,8 +331,8 @@ def _check_settings(table: dict[str, object]) -> Settings:
     return settings
 
 
-def upgrade_settings(table: Settings) -> Settings:
-    """Settings as version 0.1 named them, in the names of today."""
+def upgrade_settings(table: SettingValues) -> SettingValues:
+    """SettingValues as version 0.1 named them, in the names of today."""
     out = {RENAMED.get(key, key): value for key, value in table.items()}
     for key, value in out.items():
         if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
@@ -340,7 +340,7 @@ def upgrade_settings(table: Settings) -> Settings:
     return out
 
 
-def preset(name: str) -> Settings:
+def preset(name: str) -> SettingValues:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         return _check_settings(read_toml(name))
@@ -361,7 +361,7 @@ def _read_file(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def reject_custom(settings: Settings) -> None:
+def reject_custom(settings: SettingValues) -> None:
     """ValueError where a preset or the command line names an object that only Python can give."""
     for key, value in settings.items():
         if FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith(CUSTOM):
@@ -375,7 +375,7 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def parse_settings(words: list[str]) -> Settings:
+def parse_settings(words: list[str]) -> SettingValues:
     """`key=value` words as typed settings."""
     out = {}
     for word in words:
