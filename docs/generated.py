@@ -13,14 +13,17 @@ import html
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import fedveca
+from fedveca import cli
 from fedveca.algorithms.registry import methods
-from fedveca.cli import _parser
 from fedveca.runs.experiment import FIELDS, preset, presets, range_of
-from fedveca.views.terminal.tables import list_choices
 
+DOCS = Path(__file__).parent
+make_parser: Callable[[], argparse.ArgumentParser] = vars(cli).get("make_parser") or vars(cli)["_parser"]
 GROUPS = {  # where a setting does not state its group itself
     "What is learned": "method data model loss metric pixels precision init hidden data_dir",
     "Clients and their data": "clients partition participation concentration shards heterogeneity",
@@ -57,7 +60,12 @@ def make_settings() -> str:
     """Every setting with its default, what is allowed and its meaning; then what settings can name."""
     lines = []
     for group, names in group_settings().items():
-        lines += [f"## {group}", "", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"## {group[:1].upper()}{group[1:]}",
+            "",
+            "| setting | default | allowed | meaning |",
+            "|---|---|---|---|",
+        ]
         for name in names:
             field = FIELDS[name]
             allowed = _cell(range_of(field).replace(" | ", ", "))
@@ -68,13 +76,10 @@ def make_settings() -> str:
     for name in presets():
         settings = " ".join(f"{key}={value}" for key, value in preset(name).items())
         lines += [f"**`{name}`**", "", "```text", *_wrap(settings), "```", ""]
-    lines += ["## What settings can name", ""]
-    for title, choices in list_choices().items():
-        if title == "methods":
-            shown = [f"`{name}` ({entry.title})" for name, entry in methods().items()]
-        else:
-            shown = [f"`{name}`" for name in choices]
-        lines += [f"- **{title.capitalize()}**: {', '.join(shown)}"]
+    lines += ["## Methods", "", "| `method` | page |", "|---|---|"]
+    for name, entry in methods().items():
+        page = next((page for page in (f"methods/{name}.md", f"{name}.md") if (DOCS / page).exists()), "")
+        lines.append(f"| `{name}` | {f'[{entry.title}]({page})' if page else entry.title} |")
     return "\n".join([*lines, ""])
 
 
@@ -89,7 +94,7 @@ def _wrap(text: str, width: int = 80) -> list[str]:
 
 def list_commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
     """Every command and command of a command, by its full name."""
-    parser = parser or _parser()
+    parser = parser or make_parser()
     found: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -126,6 +131,13 @@ def make_commands() -> str:
         if parser.epilog:
             lines += ["```text", *parser.epilog.splitlines(), "```", ""]
     return "\n".join(lines)
+
+
+def make_names() -> str:
+    """The public names that docs/reference.md does not place under a heading of their own."""
+    page = (DOCS / "reference.md").read_text("utf-8")
+    rest = [n for n in fedveca.__all__ if n not in ("__version__", "testing") and f"::: fedveca.{n}\n" not in page]
+    return "\n".join(["## More", "", *(f"::: fedveca.{name}" for name in rest)]) if rest else ""
 
 
 class Cell(NamedTuple):

@@ -36,9 +36,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    from docs.generated import make_commands, make_settings
+    from docs.generated import make_commands, make_names, make_settings
 
-    for name, make in (("settings", make_settings), ("commands", make_commands)):
+    for name, make in (("settings", make_settings), ("commands", make_commands), ("names", make_names)):
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
             markdown = markdown.replace(mark, make())
