@@ -31,6 +31,7 @@ QUICK = {"run": ["rounds=2", "probe=16", "tau_0=2", "tau_all=0"]}
 QUICK["compare"] = [*QUICK["run"], "--seeds", "1", "--workers", "1"]
 NOT_RUN = {  # lines that cannot run here, by pattern, and why
     r"\.\.\.|\b[A-Z_]{3,}\b": "names a folder or a value of the reader's",
+    r"^fedveca --version": "exits on its own; tests/unit/cli/test_cli.py runs it",
     r"^fedveca board": "serves until Ctrl-C; tests/browser/test_board_page.py opens it",
     r"^fedveca deploy": "minutes; tests/system/test_flower.py runs it",
     r"^fedveca reproduce": "hours; tests/system/test_reproduce.py runs it small",
