@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedveca import Experiment, from_arrays, run
+from fedveca.algorithms.contract import Fault
 from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
@@ -62,7 +63,7 @@ def test_every_recorded_name_is_a_quantity_of_its_kind(recorded: dict[str, list[
 
 
 def test_the_types_of_a_round_name_the_same_quantities() -> None:
-    assert get_type_hints(Round).keys() == SCHEMA.keys()
+    assert get_type_hints(Round, localns={"Fault": Fault}).keys() == SCHEMA.keys()
 
 
 def test_the_page_of_metrics_names_every_quantity() -> None:
