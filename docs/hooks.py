@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
-
-DOCS = Path(__file__).parent
-sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "src")]  # `mkdocs` itself does not look there
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+DOCS = Path(__file__).parent
 NOTEBOOK = "tutorial.ipynb"
+TUTORIAL = "tutorial.md"
+
+
+def _load(name: str) -> ModuleType:
+    """A module of this checkout: MkDocs restores sys.path after it has loaded the hooks."""
+    for folder in (DOCS.parent, DOCS.parent / "src"):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    return importlib.import_module(name)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    from fedveca.version import __version__
-
-    config.copyright = f"FedVeca {__version__} · Apache-2.0"
+    config.copyright = f"FedVeca {_load('fedveca.version').__version__} · Apache-2.0"
     return config
 
 
@@ -29,20 +36,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The tutorial is a notebook; its page has what the cells show."""
     from mkdocs.structure.files import File
 
-    from docs.generated import make_tutorial
-
-    files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=make_tutorial(DOCS / NOTEBOOK)))
+    files.append(File.generated(config, TUTORIAL, content=_load("docs.generated").make_tutorial(DOCS / NOTEBOOK)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    from docs.generated import make_commands, make_names, make_settings
-
-    for name, make in (("settings", make_settings), ("commands", make_commands), ("names", make_names)):
+    for name in ("settings", "commands", "names"):
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
-            markdown = markdown.replace(mark, make())
-    if page.file.src_uri != NOTEBOOK.replace(".ipynb", ".md"):  # that page links to the notebook itself
+            markdown = markdown.replace(mark, getattr(_load("docs.generated"), f"make_{name}")())
+    if page.file.src_uri != TUTORIAL:  # that page links to the notebook itself
         markdown = re.sub(r"\]\(((?:\.\./)*)tutorial\.ipynb", r"](\1tutorial.md", markdown)
     return markdown
 
