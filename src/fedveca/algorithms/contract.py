@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedveca.algorithms.hyper import Range, hyperparameters, to_python
+from fedveca.algorithms.hyper import LR, hyperparameters, to_python
 
 Named = dict[str, Tensor]
-LR = Range(low=0, open_ends=True)  # of every method's learning rate
+STATISTICS = "statistics"  # the name under which a model's running statistics travel, apart from every method's vectors
 
 
 class Order(NamedTuple):
     """Server -> every client of the round."""
 
     w: Tensor  # [P] w_k
-    aux: Named  # [P] each: SCAFFOLD's c
+    aux: Named  # [P] each: SCAFFOLD's c; and STATISTICS [S], where the model has them
 
 
 class Norms(NamedTuple):

@@ -20,16 +20,16 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, describe_task, find_default
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
-from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name
@@ -48,6 +48,12 @@ class Built(NamedTuple):
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
+    statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
+
+    def __repr__(self) -> str:
+        """One line: what is to run, and how large it is."""
+        rows, size = len(self.data.y), self.problem.size
+        return f"Built({describe_task(self.experiment)}, {rows} training rows, {size} parameters)"
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -90,19 +96,24 @@ def build(
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or not data.classes or loss is not None or metric is not None
+    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
+    real = real or needs_sample(data.x_test, data.y_test, data.classes)
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
-    remake = partial(make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample)
+    remake = partial(
+        make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
+    )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
+    running = problem.initial_statistics().to(device)
+    check_statistics(e, problem)
     check_memory(e, algorithm, state)
     if cohort is not None:
-        return Built(data, shares, problem, algorithm, cohort, state, e)
+        return Built(data, shares, problem, algorithm, cohort, state, e, statistics=running)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
@@ -119,7 +130,19 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running)
+
+
+def check_statistics(e: Experiment, problem: Problem) -> None:
+    """UserError where running statistics (BatchNorm's) do not go with the other settings."""
+    if not problem.statistics:
+        return
+    if e.batch == 1:
+        raise UserError("batch=1 is too few for BatchNorm, which needs the statistics of a batch; take 2 or more")
+    if e.dp_noise:
+        raise UserError(
+            f"dp_noise={e.dp_noise} does not cover running statistics: take norm_stats=fixed, or a model with GroupNorm"
+        )
 
 
 def _make_privacy(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
@@ -149,6 +172,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
+        "local_statistics": e.norm_stats == "local",
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
 
@@ -162,6 +186,7 @@ def make_problem(
     loss: Rows | None = None,
     metric: Metric | None = None,
     sample: Sample | None = None,
+    inputs: Inputs = (),
 ) -> Problem:
     """The problem of an experiment on rows of `shape`, the same in a simulation, on a server and on its nodes.
 
@@ -174,13 +199,24 @@ def make_problem(
         classes,
         init=e.init,
         hidden=e.hidden,
+        layers=e.layers,
+        norm=e.norm,
+        dropout=e.dropout,
         precision=e.precision,
         seed=e.seed,
         custom=model,
         sample=sample,
         loss=e.loss if loss is None else loss,
         metric=e.metric if metric is None else metric,
+        norm_stats=e.norm_stats,
+        compiled=e.compile == "on",
+        inputs=inputs,
     )
+
+
+def needs_sample(x: Tensor, y: Tensor, classes: int) -> bool:
+    """Whether a model is tried on real rows: where they are not numbers with one label each."""
+    return not classes or x.dtype == torch.int64 or y.dim() > 1
 
 
 def load_data(
@@ -199,16 +235,21 @@ def load_data(
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = is_pooled(e.method)
     if custom is None:
-        return data, partition(
-            "case1" if alone else e.partition,
-            data.y,
-            data.classes,
-            1 if alone else e.clients,
-            seed=e.seed,
-            concentration=e.concentration,
-            shards=e.shards,
-            writer=data.writer,
-        )
+        try:
+            return data, partition(
+                "case1" if alone else e.partition,
+                data.y,
+                data.classes,
+                1 if alone else e.clients,
+                seed=e.seed,
+                concentration=e.concentration,
+                shards=e.shards,
+                writer=data.writer,
+            )
+        except UserError as error:
+            if alone or e.partition != find_default("partition", e):
+                raise
+            raise UserError(f"{error} (partition={e.partition} is the default with data={e.data})") from error
     if callable(custom):
         try:
             custom = custom(data, e.clients, e.seed)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections import deque
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.runs.federate import Rollback
+from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.problem import Problem
+
+GROWTH = 10.0  # times the loss of the first round: more is divergence
+PATIENCE = 2  # rounds in a row
+_PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
 class Evaluator:
@@ -28,19 +33,57 @@ class Evaluator:
             self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.threads = ThreadPool(0 if device == "cpu" else 1)
         self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
+        if problem.row_bytes and not problem.whole:
+            self.block = max(1, min(self.block, _PASS_BYTES // problem.row_bytes))
 
-    def __call__(self, w: Tensor) -> Evaluation:
+    def __call__(self, model: Tensor) -> Evaluation:
+        """Of a model: w [P], or w and running statistics [P + S]."""
+        w, running = model[: self.problem.size], model[self.problem.size :] if self.problem.statistics else None
+
         def part(at: int) -> Tensor:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
-            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
+            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y, running)).double()
 
         sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
         loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
         return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
 
-    def describe(self, k: int, w: Tensor) -> ModelResult:
+    def describe(self, k: int, model: Tensor) -> ModelResult:
         """The closing values of a model that was made by round k."""
-        return {"round": k, **self(w)}
+        return {"round": k, **self(model)}
+
+
+class GrowthCheck:
+    """Warns once per run, in the round's record, when the loss stays far above the loss of the first round."""
+
+    def __init__(self, records: list[Round]) -> None:
+        self.recent: RecentNorms = deque(maxlen=RECENT)
+        self._first: float | None = None
+        self._above, self._warned = 0, False
+        for record in records:
+            self._count(record)
+            self._warned |= "warning" in record
+
+    def judge(self, record: Round) -> None:
+        """Puts `warning` into the record of the round in which the loss has been too large for the second time."""
+        ratio = self._count(record)
+        if self._above < PATIENCE or self._warned:
+            return
+        self._warned = True
+        times = f"{ratio:.3g} times that of the first round" if math.isfinite(ratio) else "not finite"
+        advice = advise(list(self.recent)[-1:])  # of this round alone: the same in a run that was resumed
+        record["warning"] = f"round {record['round'] + 1}: the loss is {times}; {advice}"
+
+    def _count(self, record: Round) -> float:
+        """The loss relative to that of the first round that has one; how often in a row it was too large."""
+        name: Literal["train_loss", "test_loss"] = "train_loss" if "train_loss" in record else "test_loss"
+        if name not in record:
+            return 1.0
+        loss = math.inf if record[name] is None else float(record[name] or 0)
+        self._first = loss if self._first is None else self._first
+        ratio = loss / self._first if 0 < self._first < math.inf else math.inf if loss == math.inf else 1.0
+        self._above = self._above + 1 if ratio > GROWTH else 0
+        return ratio
 
 
 class Keeper:
@@ -51,6 +94,7 @@ class Keeper:
         keep: str,
         state: HasModel,
         *,
+        statistics: Tensor | None = None,
         round: int = 0,
         kept: Tensor | None = None,
         kept_round: int = 0,
@@ -58,7 +102,9 @@ class Keeper:
         lowest: float = math.inf,
     ) -> None:
         self.keep, self.state, self.round = keep, state, round
-        self.kept = state.w if kept is None else kept  # [P]
+        self.statistics = RunningStatistics(statistics) if statistics is not None and len(statistics) else None
+        self.model = self._join()  # [P + S] after the last round
+        self.kept = self.model if kept is None else kept  # [P + S]
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
 
@@ -68,11 +114,16 @@ class Keeper:
             loss = record["train_loss"]
             record["accepted"] = loss is not None and loss <= self.kept_loss
             if loss is not None and record["accepted"]:
-                self.kept, self.kept_round, self.kept_loss = self.state.w, self.round, loss
+                self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
         record.setdefault("accepted", True)
         self.state, self.round = state, self.round + 1
+        self.model = self._join()
 
     def choose(self, last_loss: float) -> None:
         """Keeps the last model where its loss is not above that of the kept one."""
         if self.kept_loss >= last_loss:
-            self.kept, self.kept_round = self.state.w, self.round
+            self.kept, self.kept_round = self.model, self.round
+
+    def _join(self) -> Tensor:
+        """w, with the running statistics behind it where the model has any."""
+        return torch.cat([self.state.w, self.statistics.now]) if self.statistics else self.state.w
