@@ -249,7 +249,8 @@ def _draw_lines(frame: Frame, width: float, height: float) -> str:
 
 def find_demo() -> str:
     """The command that `make demo` runs, once the environment is there."""
-    recipe = re.search(r"^demo:.*\n(?:\t.*\n)*?\t@?\$\(BIN\)/(fedveca .+)$", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    text = (ROOT / "Makefile").read_text("utf-8")
+    recipe = re.search(r"^demo:.*\n(?:\t.*\n)*?\t@?\$\(BIN\)/(fedveca .+)$", text, re.M)
     assert recipe, "the Makefile has no demo"
     return recipe[1]
 
