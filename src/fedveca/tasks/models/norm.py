@@ -56,7 +56,7 @@ def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
 
 
 def _check(batch: nn.modules.batchnorm._BatchNorm, name: str) -> None:
-    if any(nn.parameter.is_lazy(v) for v in (batch.weight, batch.running_mean)):
+    if any(nn.parameter.is_lazy(v) for v in (*batch.parameters(), *batch.buffers())):
         raise UserError(f"{name} is a lazy BatchNorm; call the model once before it is converted")
     if batch.num_features == 1 and isinstance(batch, nn.BatchNorm1d):
         raise UserError(f"{name} is a BatchNorm1d of one channel; normalised within a row it would be a constant")

@@ -104,14 +104,11 @@ class ResNet18(nn.Module):
             stem.append(nn.MaxPool2d(3, 2, 1))
         self.stem = nn.Sequential(*stem)
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
-        self.stages = nn.Sequential(
-            *(
-                nn.Sequential(
-                    ResidualBlock(before, size, 1 + (size > before), norm), ResidualBlock(size, size, 1, norm)
-                )
-                for before, size in itertools.pairwise(sizes)
-            )
-        )
+        stages: list[nn.Module] = []
+        for before, size in itertools.pairwise(sizes):
+            stride = 1 + (size > before)
+            stages.append(nn.Sequential(ResidualBlock(before, size, stride, norm), ResidualBlock(size, size, 1, norm)))
+        self.stages = nn.Sequential(*stages)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.fc = nn.Linear(sizes[-1], classes)
         _start_convolutions(self, init)
