@@ -55,5 +55,5 @@ def test_the_notice_is_in_the_package() -> None:
 
 def test_the_preset_learns_with_a_hospital_per_client() -> None:
     done = run(Experiment(**preset("heart-logistic")))
-    assert done.summary["kept"]["test_accuracy"] > 0.65
+    assert (done.summary["kept"]["test_accuracy"] or 0) > 0.65
     assert len(done.rounds[0]["ids"]) == 4

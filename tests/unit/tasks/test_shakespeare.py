@@ -141,7 +141,7 @@ def test_text_models_train_on_roles(tiny: str, model: str) -> None:
     e = Experiment(data="shakespeare", data_dir=tiny, partition="writer", clients=6, model=model, hidden=16, layers=1)
     e = Experiment(**{**vars(e), "rounds": 3, "batch": 4, "lr": 0.5, "tau_0": 4})
     done = run(e)
-    assert done.summary["kept"]["test_loss"] < 4.3  # log 96 is 4.56
+    assert (done.summary["kept"]["test_loss"] or 9) < 4.3  # log 96 is 4.56
     again = run(e)
     assert all(torch.equal(done.model[name], again.model[name]) for name in done.model)
 
