@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from fedveca.algorithms.hyper import Range, hyperparameters, to_python
 
 Named = dict[str, Tensor]
+STATISTICS = "statistics"  # the name under which a model's running statistics travel, apart from every method's vectors
 LR = Range(low=0, open_ends=True)  # of every method's learning rate
 
 
@@ -19,7 +20,7 @@ class Order(NamedTuple):
     """Server -> every client of the round."""
 
     w: Tensor  # [P] w_k
-    aux: Named  # [P] each: SCAFFOLD's c
+    aux: Named  # [P] each: SCAFFOLD's c; and STATISTICS [S], where the model has them
 
 
 class Norms(NamedTuple):

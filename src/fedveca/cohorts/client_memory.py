@@ -10,10 +10,16 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Order
 from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
 
 MEMORY_BYTES = 2**30  # bytes in RAM
+
+
+def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool) -> Named:
+    """What a client that was never seen remembers: the method's part, and running statistics that stay with clients."""
+    kept = {STATISTICS: order.aux[STATISTICS]} if local_statistics and STATISTICS in order.aux else {}
+    return algorithm.memory(order.w) | kept
 
 
 class PersistentMemory(Protocol):

@@ -46,3 +46,4 @@ class CohortOptions(TypedDict):
     send: NotRequired[Send | None]
     equal_weights: NotRequired[bool]
     memory_bytes: NotRequired[int]
+    local_statistics: NotRequired[bool]

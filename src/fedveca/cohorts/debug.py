@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.rows import ClientRows
 from fedveca.cohorts.local.threads import use_one_thread
-from fedveca.cohorts.random import draw_rows
+from fedveca.cohorts.random import draw_rows, draw_seed
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -52,10 +52,11 @@ class DebugCohort:
         send: Send | None = None,
         equal_weights: bool = False,
         memory_bytes: int = MEMORY_BYTES,
+        local_statistics: bool = False,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
-        self.aggregate, self.send = aggregate, send
+        self.aggregate, self.send, self.local_statistics = aggregate, send, local_statistics
         self.sizes, self.start = shares.sizes, shares.start
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.rows = ClientRows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
@@ -88,26 +89,32 @@ class DebugCohort:
         algorithm, ids, w = self.algorithm, torch.tensor([client]), order.w[None]
         needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
         loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
+        former = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
+        running = None if STATISTICS not in order.aux else former.get(STATISTICS, order.aux[STATISTICS][None]).clone()
         if self.want_loss or needs_gradient:
             with _name_place(f"{place}, probe"):
-                loss, g0 = self._probe(client, w)
+                loss, g0 = self._probe(client, w, running)
         vectors: Named = {}
         numbers: Named = {"loss": loss} if self.want_loss or needs_gradient or not steps else {}
-        memory, former = dict[str, Tensor](), dict[str, Tensor]()
+        memory = dict[str, Tensor]()
         if steps:
-            former = self.memory.recall(ids, algorithm.memory(order.w))
             with _name_place(f"{place}, start"):
                 s = algorithm.start(order, former, g0)
             for step in range(steps):
                 with _name_place(f"{place}, local step {step + 1}"):
                     x, y = self.rows.pick(self.start[client] + self._draw(k, ids, step))
-                    w, s = algorithm.step(order, s, w, self.problem.gradients(w, x, y)[1])
+                    generators = [torch.Generator(w.device).manual_seed(draw_seed(self.seed, k, client, step))]
+                    g = self.problem.slope(w, x, y, statistics=running, generators=generators)
+                    w, s = algorithm.step(order, s, w, g)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
                 numbers = {name: v[:, 0] for name, v in results.items()} | numbers
+            if running is not None:
+                vectors = vectors | {STATISTICS: running - order.aux[STATISTICS]}
+                memory = memory | ({STATISTICS: running} if self.local_statistics else {})
             if self.want_loss_after:
                 with _name_place(f"{place}, loss after the steps"):
-                    numbers["after"] = self._probe(client, w)[0]
+                    numbers["after"] = self._probe(client, w, running)[0]
         finite = _have_finite_norms(w, *memory.values())
         if self.send:
             memory, finite = memory if finite else former, True
@@ -121,14 +128,14 @@ class DebugCohort:
         """[1, B]: which of the client's rows it takes at this step."""
         return draw_rows(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.x.device)
 
-    def _probe(self, client: int, w: Tensor) -> tuple[Tensor, Tensor]:
+    def _probe(self, client: int, w: Tensor, running: Tensor | None) -> tuple[Tensor, Tensor]:
         """F_i [1] and grad F_i [1, P] at w [1, P] on `probe` rows of the client, evenly spaced."""
         size = int(self.sizes[client])
         count = min(self.probe, size) if self.probe else size
         F, g = torch.zeros_like(w[:, 0]), torch.zeros_like(w)
         for j in torch.split(torch.arange(count, device=w.device), _PROBE_ROWS):
             x, y = self.rows.pick((self.start[client] + j * size // count)[None])
-            F_part, g_part = self.problem.gradients(w, x, y)
+            F_part, g_part = self.problem.gradients(w, x, y, statistics=running)
             F, g = F + len(j) / count * F_part, g + len(j) / count * g_part
         return F, g
 

@@ -19,6 +19,9 @@ def _to_signed(x: int) -> int:
 _STEP, _MIX1, _MIX2 = _to_signed(0x9E3779B97F4A7C15), _to_signed(0xBF58476D1CE4E5B9), _to_signed(0x94D049BB133111EB)
 
 
+_MODEL_PURPOSE = 64  # of the draws inside a model
+
+
 def _shift(x: Tensor, by: int) -> Tensor:
     low: int = 2 ** (64 - by) - 1
     return (x >> by).bitwise_and_(low)  # logical, where >> on int64 keeps the sign
@@ -48,6 +51,12 @@ def draw_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: 
     count = torch.arange(first * batch + 1, (first + steps) * batch + 1, device=ids.device)
     bits = _mix(_stream(seed, k, ids)[:, None] + count * _STEP)
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
+
+
+def draw_seed(seed: int, k: int, client: int, step: int) -> int:
+    """The seed of what a model draws inside a local step, in [0, 2^63): for dropout, another one at each step."""
+    stream = _mix_integer(_mix_integer(_mix_integer(_mix_integer(seed * 2 + 1) + k) + client) + _MODEL_PURPOSE)
+    return _mix_integer(stream + (step + 1) * _STEP) >> 1
 
 
 def clients_per_round(clients: int, participation: float) -> int:

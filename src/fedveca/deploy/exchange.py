@@ -22,6 +22,8 @@ class NodeOrder(TypedDict):
 
     classes: int
     pixels: str
+    tokens: NotRequired[bool]  # whether whole numbers in x stay whole
+    fixed: NotRequired[str]  # a hash of the model's frozen part at the server
     round: NotRequired[int]
     tau: NotRequired[int]
     wire: NotRequired[str]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order
 from fedveca.cohorts.aggregate import Mean
-from fedveca.cohorts.client_memory import ClientMemory
+from fedveca.cohorts.client_memory import ClientMemory, make_new_memory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy.exchange import PROCESS, Arrays, ConfigValue, NodeAnswer, NodeRequest, decode_request, encode
@@ -34,7 +34,8 @@ from fedveca.runs.build import cohort_options, load_data, make_method, make_prob
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.tasks.custom import import_object
-from fedveca.tasks.datasets.dataset import prepare
+from fedveca.tasks.datasets.dataset import Inputs, prepare
+from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.partition import Shares
 
 NODE_IDLE_SECONDS = 3600.0
@@ -62,7 +63,13 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     pinned = read_pin(folder)
     if pinned is not None and ":" in e.model and e.model != pinned["model"]:
         raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
-    local = make_node_cohort(e, client, order["classes"], order["pixels"])
+    local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
+    fixed = local.problem.hash_fixed()
+    if fixed != order.get("fixed", ""):
+        raise UserError(
+            f"the frozen part of model={printable(e.model)} (weights and buffers) is not the server's here: "
+            f"its hash is {fixed[:12] or 'none'}, not {order.get('fixed', '')[:12] or 'none'}; install the same files"
+        )
     if "round" not in order:
         return {"fields": {"client": client, "rows": int(local.sizes[client])}, "numbers": {}}, {}
     k, tau, known = order["round"], order["tau"], order["known"]
@@ -72,7 +79,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     sent = Order(named.pop("w"), named)
     files, here = NodeMemoryFiles(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
     local.memory = ClientMemory(client + 1)
-    if local.algorithm.memory(sent.w):
+    if make_new_memory(local.algorithm, sent, local.local_statistics):
         local.memory.remember(here, files.read(known))
     who, report = local(k, sent, here, torch.tensor([tau]))
     fields: dict[str, int | bool] = {"client": client, "round": k, "tau": tau}
@@ -122,21 +129,24 @@ class NodeMemoryFiles:
 
 
 @lru_cache(maxsize=64)
-def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str) -> LocalCohort:
+def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, tokens: bool = False) -> LocalCohort:
     """One client, under its own number, so that it draws the rows that the simulator would have drawn.
 
-    `classes` is the server's; 0 where the targets are numbers.
+    `classes` is the server's; 0 where the targets are numbers. With `tokens` whole numbers in x stay whole.
     """
-    x, y = load_client_rows(e, client)
+    x, y, inputs = load_client_rows(e, client)
+    if not inputs and (tokens or x.dtype == torch.int64):
+        x = x.long() if tokens else x.float()
     if len(x) == 0:
         raise UserError(f"client {client} has no rows")
     if classes:
-        low, high, whole = y.min().item(), y.max().item(), torch.equal(y, y.long().to(y.dtype))
+        labels = y[y != IGNORED] if y.dim() > 1 else y
+        low, high, whole = labels.min().item(), labels.max().item(), torch.equal(y, y.long().to(y.dtype))
         if low < 0 or high >= classes or not whole:
             raise UserError(f"client {client} has labels from {low} to {high}; allowed: 0 to {classes - 1}, whole")
     y = y.long() if classes else y.float()
     sample = (prepare(x, pixels), y) if needs_sample(x, y, classes) else None
-    problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample)
+    problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample, inputs=inputs)
     alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
     options = cohort_options(e)
     options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
@@ -144,15 +154,15 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str) -> L
     return LocalCohort(make_method(e), problem, x, y, alone, device=device, **options)
 
 
-def load_client_rows(e: Experiment, client: int) -> tuple[Tensor, Tensor]:
+def load_client_rows(e: Experiment, client: int) -> tuple[Tensor, Tensor, Inputs]:
     """The client's rows: what FEDVECA_NODE_DATA names, else its share of the experiment's data set."""
     if name := os.environ.get("FEDVECA_NODE_DATA", ""):
-        return load_node_rows(name, "FEDVECA_NODE_DATA")
+        return *load_node_rows(name, "FEDVECA_NODE_DATA"), ()
     if client >= e.clients:
         raise UserError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
     data, shares = load_data(e)
     mine = shares.rows[shares.start[client] : shares.start[client + 1]]
-    return data.x[mine], data.y[mine]
+    return data.x[mine], data.y[mine], data.inputs
 
 
 def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
@@ -176,12 +186,11 @@ def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
             f"{source}={name} cannot be read ({why}); it is an npz file with x and y, a folder with x.npy and y.npy, "
             "or package.module:load"
         ) from error
-    flat = y.dim() == 1 or (y.dim() > 1 and y.is_floating_point())
-    if x.dim() < 1 or not flat or len(x) != len(y):
+    if x.dim() < 1 or y.dim() < 1 or len(x) != len(y):
         raise UserError(f"{source}={name} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
     if x.is_complex() or y.is_complex() or (y.is_floating_point() and not bool(torch.isfinite(y).all())):
         raise UserError(f"{source}={name} has x of {x.dtype} and y of {y.dtype}; both must be real, and y finite")
-    if x.dtype not in (torch.uint8, torch.float32):
+    if x.dtype not in (torch.uint8, torch.float32, torch.int64):
         x = x.float()
     return x, y if y.is_floating_point() else y.long()
 

@@ -81,22 +81,33 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
 
 def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
     """The federation's clients as a cohort; returns when all of them are connected."""
+    import torch
+
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import cohort_options, make_method
+    from fedveca.runs.build import cohort_options, make_method, make_problem, needs_sample
+    from fedveca.tasks.datasets.dataset import prepare
 
     check_deployable(e)
     options = cohort_options(e)
+    real = needs_sample(data.x_test, data.y_test, data.classes)
+    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
+    shape = tuple(data.x_test.shape[1:])
+    problem = make_problem(e, shape, data.classes, sample=sample, inputs=data.inputs)
+    note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}
+    note |= {"tokens": True} if data.x_test.dtype == torch.int64 else {}
+    note |= {"fixed": fixed} if (fixed := problem.hash_fixed()) else {}
     return FlowerCohort(
         grid,
         make_method(e),
         e.clients,
-        {"classes": data.classes, "pixels": data.pixels},
+        note,
         want_loss=options["want_loss"],
         want_loss_after=options["want_loss_after"],
         wire=e.wire,
         timeout=e.round_timeout,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
+        statistics=problem.statistics,
         say=say,
         nodes=_read_nodes(),
     )
@@ -146,8 +157,11 @@ def load_test_data(e: Experiment) -> Dataset:
     import torch
 
     from fedveca.deploy.node_process import load_node_rows
+    from fedveca.tasks.models import MODELS
 
     x, y = load_node_rows(name, TEST_DATA)
+    if x.dtype == torch.int64 and e.model in MODELS and not MODELS[e.model].tokens:
+        x = x.float()  # a custom model takes whole numbers as tokens
     numbers = y.is_floating_point() and (e.loss == "squared_error" or not torch.equal(y, y.round()))
     y = y.float() if numbers else y.long()
     pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"

@@ -27,7 +27,7 @@ from fedveca.runs.schema import SCHEMA, Direction
 from fedveca.tasks import models
 from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
-from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.partition import Shares, from_lists, partition
@@ -48,6 +48,7 @@ class Built(NamedTuple):
     state: Any
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
+    statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -94,16 +95,20 @@ def build(
     real = real or needs_sample(data.x_test, data.y_test, data.classes)
     sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
     shape = tuple(data.x_test.shape[1:])
-    remake = partial(make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample)
+    remake = partial(
+        make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
+    )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
     state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
+    running = problem.initial_statistics().to(device)
+    check_statistics(e, problem)
     check_memory(e, algorithm, state)
     if cohort is not None:
-        return Built(data, shares, problem, algorithm, cohort, state, e)
+        return Built(data, shares, problem, algorithm, cohort, state, e, statistics=running)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
@@ -120,7 +125,19 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running)
+
+
+def check_statistics(e: Experiment, problem: Problem) -> None:
+    """UserError where running statistics (BatchNorm's) do not go with the other settings."""
+    if not problem.statistics:
+        return
+    if e.batch == 1:
+        raise UserError("batch=1 is too few for BatchNorm, which needs the statistics of a batch; take 2 or more")
+    if e.dp_noise:
+        raise UserError(
+            f"dp_noise={e.dp_noise} does not cover running statistics: take norm_stats=fixed, or a model with GroupNorm"
+        )
 
 
 def _make_privacy(e: Experiment, algorithm: Algorithm, state: Any) -> tuple[Privacy, Account]:
@@ -150,6 +167,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
+        "local_statistics": e.norm_stats == "local",
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
     }
 
@@ -163,6 +181,7 @@ def make_problem(
     loss: Rows | None = None,
     metric: Metric | None = None,
     sample: Sample | None = None,
+    inputs: Inputs = (),
 ) -> Problem:
     """The problem of an experiment on rows of `shape`, the same in a simulation, on a server and on its nodes.
 
@@ -184,6 +203,8 @@ def make_problem(
         sample=sample,
         loss=e.loss if loss is None else loss,
         metric=e.metric if metric is None else metric,
+        norm_stats=e.norm_stats,
+        inputs=inputs,
     )
 
 

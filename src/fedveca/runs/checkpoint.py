@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named
+from fedveca.algorithms.contract import STATISTICS, Named, Order
 from fedveca.algorithms.control import TAU_MIN
 from fedveca.algorithms.hyper import LARGEST
 from fedveca.algorithms.registry import concerns, is_adaptive
-from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory
+from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory, make_new_memory
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
 from fedveca.runs.evaluate import Keeper
@@ -59,6 +59,7 @@ class Checkpointer:
         """A checkpoint's bytes; the clients' memory is written to its file."""
         named = {f"state.{name}": v for name, v in keeper.state._asdict().items()} | {"kept": keeper.kept}
         lowest = keeper.rollback.lowest if keeper.rollback else float("inf")
+        named |= {STATISTICS: keeper.statistics.now} if keeper.statistics else {}
         numbers = [keeper.round, keeper.kept_round, keeper.kept_loss, lowest]
         named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
@@ -82,7 +83,7 @@ def load_checkpoint(folder: Path, built: Built, device: str) -> tuple[Keeper, st
             keeper = _restore(named, built, device)
             if (rows.keys() == NodeLedger.NAMES) != isinstance(memory, NodeLedger):
                 raise Unfit(_explain_other(folder, memory))
-            memory.load(rows_file, rows, device, built.algorithm.memory(built.state.w))
+            memory.load(rows_file, rows, device, _new_memory(built))
         except Unfit as error:
             raise UserError(f"{folder} cannot be resumed: {name} {error}") from error
         except (OSError, ValueError) as error:
@@ -93,6 +94,11 @@ def load_checkpoint(folder: Path, built: Built, device: str) -> tuple[Keeper, st
                     write_atomic(folder / name, Checkpointer(folder, built).encode(keeper))
             return keeper, f"{'; '.join(notes)}; resumed from {name}" if notes else ""
     raise UserError(f"{folder} cannot be resumed: {'; '.join(dict.fromkeys(notes))}")
+
+
+def _new_memory(built: Built) -> Named:
+    order = Order(built.state.w, {STATISTICS: built.statistics} if len(built.statistics) else {})
+    return make_new_memory(built.algorithm, order, built.experiment.norm_stats == "local")
 
 
 def memory_file(folder: Path) -> Path:
@@ -159,6 +165,7 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
     e = built.experiment
     if CUSTOM in e.model:
         found.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
+    found.update(built.problem.hash_fixed().encode())
     shares = built.shares if CUSTOM in e.partition else ()
     for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
         found.update(str((part.dtype, tuple(part.shape))).encode())
@@ -168,7 +175,7 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
 
 def _bound_bytes(built: Built) -> int:
     """Bytes of this run's largest checkpoint: state, kept model, three numbers per client, and its header."""
-    parts: list[Tensor] = [*built.state._asdict().values(), built.state.w]
+    parts: list[Tensor] = [*built.state._asdict().values(), built.state.w, built.statistics, built.statistics]
     return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
 
 
@@ -189,8 +196,9 @@ def _read_header(content: bytes) -> dict[str, str]:
 
 def _restore(named: Named, built: Built, device: str) -> Keeper:
     """Unfit where a tensor is not of the run's shape and kind."""
-    state, w = built.state, built.state.w
-    wanted = {f"state.{name}": v for name, v in state._asdict().items()} | {"kept": w}
+    state, running = built.state, built.statistics
+    wanted = {f"state.{name}": v for name, v in state._asdict().items()}
+    wanted |= {"kept": torch.cat([state.w, running])} | ({STATISTICS: running} if len(running) else {})
     wanted["numbers"] = torch.empty(4, dtype=torch.float64)
     for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
         fits = name in named and name in wanted and _describe(named[name]) == _describe(wanted[name])
@@ -200,7 +208,7 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     done, kept_round, kept_loss, lowest = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
-    for name in ("state.w", "kept"):
+    for name in ("state.w", "kept", *((STATISTICS,) if len(running) else ())):
         if not bool(torch.isfinite(named[name]).all()):
             raise Unfit(f"does not fit this run: {name} is not finite")
     low, high = _bound_steps(built)
@@ -210,6 +218,7 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     return Keeper(
         built.experiment.keep,
         state._replace(**fresh),
+        statistics=named[STATISTICS].to(device) if len(running) else None,
         round=int(done),
         kept=named["kept"].to(device),
         kept_round=int(kept_round),

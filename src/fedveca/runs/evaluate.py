@@ -10,11 +10,13 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.runs.federate import Rollback
+from fedveca.runs.federate import Rollback, RunningStatistics
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.problem import Problem
+
+_PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
 class Evaluator:
@@ -28,19 +30,24 @@ class Evaluator:
             self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.threads = ThreadPool(0 if device == "cpu" else 1)
         self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
+        if problem.row_bytes and not problem.whole:
+            self.block = max(1, min(self.block, _PASS_BYTES // problem.row_bytes))
 
-    def __call__(self, w: Tensor) -> Evaluation:
+    def __call__(self, model: Tensor) -> Evaluation:
+        """Of a model: w [P], or w and running statistics [P + S]."""
+        w, running = model[: self.problem.size], model[self.problem.size :] if self.problem.statistics else None
+
         def part(at: int) -> Tensor:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
-            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y)).double()
+            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y, running)).double()
 
         sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
         loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
         return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
 
-    def describe(self, k: int, w: Tensor) -> ModelResult:
+    def describe(self, k: int, model: Tensor) -> ModelResult:
         """The closing values of a model that was made by round k."""
-        return {"round": k, **self(w)}
+        return {"round": k, **self(model)}
 
 
 class Keeper:
@@ -51,6 +58,7 @@ class Keeper:
         keep: str,
         state: HasModel,
         *,
+        statistics: Tensor | None = None,
         round: int = 0,
         kept: Tensor | None = None,
         kept_round: int = 0,
@@ -58,7 +66,9 @@ class Keeper:
         lowest: float = math.inf,
     ) -> None:
         self.keep, self.state, self.round = keep, state, round
-        self.kept = state.w if kept is None else kept  # [P]
+        self.statistics = RunningStatistics(statistics) if statistics is not None and len(statistics) else None
+        self.model = self._join()  # [P + S] after the last round
+        self.kept = self.model if kept is None else kept  # [P + S]
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
 
@@ -68,11 +78,16 @@ class Keeper:
             loss = record["train_loss"]
             record["accepted"] = loss is not None and loss <= self.kept_loss
             if loss is not None and record["accepted"]:
-                self.kept, self.kept_round, self.kept_loss = self.state.w, self.round, loss
+                self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
         record.setdefault("accepted", True)
         self.state, self.round = state, self.round + 1
+        self.model = self._join()
 
     def choose(self, last_loss: float) -> None:
         """Keeps the last model where its loss is not above that of the kept one."""
         if self.kept_loss >= last_loss:
-            self.kept, self.kept_round = self.state.w, self.round
+            self.kept, self.kept_round = self.model, self.round
+
+    def _join(self) -> Tensor:
+        """w, with the running statistics behind it where the model has any."""
+        return torch.cat([self.state.w, self.statistics.now]) if self.statistics else self.state.w

@@ -99,6 +99,11 @@ class Experiment:
     init: str = option("paper", "w_0 as each model was published, or PyTorch's", of=INITS)
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
     precision: str = option("float32", "arithmetic of the layers, except for svm", of=("float32", "bfloat16"))
+    norm_stats: str = option(
+        "average",
+        "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
+        of=("average", "local", "fixed"),
+    )
     test_every: int = option(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
     track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)

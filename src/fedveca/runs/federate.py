@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Norms, Order, Report
 from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, sample_clients
 from fedveca.runs.folder import to_json
@@ -37,6 +37,16 @@ class Rollback:
         return accepted
 
 
+class RunningStatistics:
+    """The server's running statistics of a model [S]: each round adds the clients' mean change."""
+
+    def __init__(self, now: Tensor) -> None:
+        self.now = now
+
+    def add(self, change: Tensor) -> None:
+        self.now = self.now + change.to(self.now)
+
+
 def federate(
     algorithm: Algorithm,
     cohort: Cohort,
@@ -47,6 +57,7 @@ def federate(
     participation: float = 1.0,
     seed: int = 0,
     rollback: Rollback | None = None,
+    statistics: RunningStatistics | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -61,6 +72,7 @@ def federate(
         participation: The share of the clients that take part in each round.
         seed: The seed that draws them.
         rollback: Where given, a round that raises the estimated loss is undone.
+        statistics: The model's running statistics, where it has any; they change from round to round.
 
     Yields:
         The state after each round, and the round's record.
@@ -72,7 +84,7 @@ def federate(
     for k in range(first, rounds):
         start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
-        order = algorithm.order(state)
+        order = make_order(algorithm, state, statistics)
         answered, report = cohort(k, order, ids, state.tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
         seen |= {"faults": list(report.faults)} if report.faults else {}
@@ -92,16 +104,32 @@ def federate(
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
                 after = after if accepted else after._replace(w=state.w)
                 seen |= {"accepted": accepted}
+            if statistics and seen.get("accepted", True):
+                statistics.add(report.mean[STATISTICS])
             state = after
         seen |= _count_bytes(order, report, len(ids), len(answered))
         seen["seconds"] = round(time.perf_counter() - start, 6)
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
 
-def evaluate_loss(algorithm: Algorithm, cohort: Cohort, state: Any, k: int, participation: float, seed: int) -> float:
+def make_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
+    """What the method sends to its clients, with the running statistics of the model."""
+    order = algorithm.order(state)
+    return order._replace(aux={**order.aux, STATISTICS: statistics.now}) if statistics else order
+
+
+def evaluate_loss(
+    algorithm: Algorithm,
+    cohort: Cohort,
+    state: Any,
+    k: int,
+    participation: float,
+    seed: int,
+    statistics: RunningStatistics | None = None,
+) -> float:
     """F(w_k) = sum p_i F_i(w_k), by a round without steps."""
     ids = choose_clients(cohort, k, participation, seed)
-    answered, report = cohort(k, algorithm.order(state), ids, torch.zeros_like(ids))
+    answered, report = cohort(k, make_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
     return float(_weigh(cohort, answered) @ report.each["loss"]) if len(answered) else math.inf
 
 
@@ -138,7 +166,6 @@ def _advise(recent: Iterable[tuple[int, Norms]]) -> str:
 
 def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> Mapping[str, int]:
     """What crosses a network, in bytes: vectors, and numbers of 8 bytes."""
-    vector = report.width * order.w.numel()
-    down = asked * (vector * (1 + len(order.aux)) + 8)
-    up = answered * (vector * len(report.mean) + 8 * len(report.each))
+    down = asked * (report.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8)
+    up = answered * (report.width * sum(v.numel() for v in report.mean.values()) + 8 * len(report.each))
     return {"bytes_down": down, "bytes_up": up}

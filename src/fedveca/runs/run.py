@@ -88,7 +88,7 @@ def run(
         check_folder(out)
         require_new(out)
     built = build(experiment, device, cohort=cohort, **custom)
-    keeper = Keeper(built.experiment.keep, built.state)
+    keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics)
     if out is None:
         return _run_rounds(built, device, keeper, [], None, observers)
     out = Path(out)
@@ -99,6 +99,8 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if fixed := built.problem.hash_fixed():
+        environment["fixed"] = fixed
     counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
     with (
         lock_folder(out, make=True),
@@ -189,6 +191,7 @@ def _run_rounds(
         rollback=keeper.rollback,
         participation=e.participation,
         seed=e.seed,
+        statistics=keeper.statistics,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
@@ -197,7 +200,7 @@ def _run_rounds(
             for state, record in rounds:
                 keeper.judge(state, record)
                 if keeper.round % e.test_every == 0 or keeper.round == e.rounds:
-                    record = {**record, **evaluator(state.w)}
+                    record = {**record, **evaluator(keeper.model)}
                 if built.account:
                     record["epsilon"] = built.account.spent(keeper.round)
                 records.append(record)
@@ -215,7 +218,13 @@ def _run_rounds(
         last_loss = -math.inf
         if e.keep == "best":
             last_loss = evaluate_loss(
-                built.algorithm, built.cohort, keeper.state, keeper.round, e.participation, e.seed
+                built.algorithm,
+                built.cohort,
+                keeper.state,
+                keeper.round,
+                e.participation,
+                e.seed,
+                keeper.statistics,
             )
         keeper.choose(last_loss)
         summary: Summary = {
@@ -223,7 +232,7 @@ def _run_rounds(
             "tau_all": sum(sum(record["tau"]) for record in records),
             "seconds": round(time.perf_counter() - start, 3),
             "rounds": len(records),
-            "last": evaluator.describe(keeper.round, keeper.state.w),
+            "last": evaluator.describe(keeper.round, keeper.model),
             "kept": evaluator.describe(keeper.kept_round, keeper.kept),
         }
         if built.account:
@@ -242,7 +251,8 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
     e = built.experiment
     if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
         built.cohort.memory.home = memory_file(out)
-        return Keeper(e.keep, built.state), f"{out} has no checkpoint yet: it starts again at round 1"
+        keeper = Keeper(e.keep, built.state, statistics=built.statistics)
+        return keeper, f"{out} has no checkpoint yet: it starts again at round 1"
     keeper, note = load_checkpoint(out, built, device)
     if keeper.round > len(former.rounds):
         raise UserError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")

@@ -91,6 +91,7 @@ class Environment(TypedDict, total=False):
     device: str
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
+    fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
 
 class Quantity(NamedTuple):

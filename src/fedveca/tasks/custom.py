@@ -13,7 +13,8 @@ from torch import Tensor
 from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.imports import import_module
 from fedveca.tasks.datasets.archives import quote_error
-from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, prepare
+from fedveca.tasks.losses import IGNORED
 
 LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
@@ -48,16 +49,21 @@ def from_arrays(
     test: float | tuple[Any, Any] = 0.2,
     writer: Any = None,
     tokens: bool = False,
+    classes: int = 0,
     name: str = "arrays",
 ) -> Dataset:
     """Makes a data set of arrays.
 
     Args:
         x: Rows [D, ...]. Images are uint8 [D, C, H, W] or, grey, [D, H, W], and divided by 255 on the way to the model.
-        y: What to predict, [D]: whole numbers are labels 0 ... C - 1, others are numbers.
+            A model with several inputs takes a dict of arrays, by the names of its arguments, or a tuple, in their
+            order; whole numbers in them stay whole.
+        y: What to predict, [D]: whole numbers are labels 0 ... C - 1, others are numbers. A label for each place of a
+            sequence is [D, T]; places labelled -100 do not count.
         test: A pair (x, y), or the share of the rows to hold back, drawn once and for all.
         writer: Who owns each row, for `partition="writer"`.
         tokens: Whether whole numbers in x stay whole, for an Embedding.
+        classes: Number of labels C, where it is more than the largest label shows; 0 takes that.
         name: What the record calls it, after `custom:`.
 
     Returns:
@@ -75,13 +81,15 @@ def from_arrays(
         raise UserError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
     if not isinstance(tokens, bool):
         raise UserError(f"tokens={show_value(tokens)} is neither True nor False")
-    rows, targets = _read_rows(x, "x", tokens), _read_targets(y, "y")
+    (rows, inputs), targets = _read_inputs(x, "x", tokens), _read_targets(y, "y")
     _check_pairs(rows, targets, "x and y")
     owner = None if writer is None else _read_writers(writer, len(rows))
     if isinstance(test, tuple):
         if len(test) != 2:
             raise UserError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
-        x_test, y_test = _read_rows(test[0], "x of test", tokens), _read_targets(test[1], "y of test")
+        (x_test, same), y_test = _read_inputs(test[0], "x of test", tokens), _read_targets(test[1], "y of test")
+        if same != inputs:
+            raise UserError(f"x of test has the inputs {_describe_inputs(same)}, x has {_describe_inputs(inputs)}")
         _check_pairs(x_test, y_test, "x and y of test")
         for what, a, b in (("x", rows, x_test), ("y", targets, y_test)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
@@ -94,8 +102,8 @@ def from_arrays(
         rows, x_test, targets, y_test = rows[here], rows[held], targets[here], targets[held]
         owner = None if owner is None else owner[here]
     both = torch.cat([targets, y_test])
-    classes = 0 if both.is_floating_point() else int(both.max()) + 1
-    if classes > 1 and both.dim() == 1 and classes > len(both):
+    named, classes = classes, _count_classes(both, classes)
+    if not named and classes > 1 and both.dim() == 1 and classes > len(both):
         raise UserError(
             f"y goes up to {classes - 1} with {len(both)} rows; labels are 0 ... C - 1: "
             "np.unique(y, return_inverse=True)[1] makes them so, y.astype(float) makes numbers to predict"
@@ -103,7 +111,49 @@ def from_arrays(
     pixels = "unit" if rows.dtype == torch.uint8 and rows.dim() in (3, 4) else "as-is"
     if pixels == "as-is":
         rows, x_test = prepare(rows, pixels), prepare(x_test, pixels)
-    return Dataset(CUSTOM + name, rows, targets, x_test, y_test, classes, pixels, owner)
+    return Dataset(CUSTOM + name, rows, targets, x_test, y_test, classes, pixels, owner, inputs)
+
+
+def pad_sequences(rows: Sequence[Any], length: int = 0, value: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Makes rows of different lengths equally long.
+
+    Args:
+        rows: Whole numbers, a sequence for each row: tokens, or labels of the places of a sequence.
+        length: Of all rows; longer ones are cut off. 0 takes the longest.
+        value: What fills a row up: a token, or -100 for labels that do not count.
+
+    Returns:
+        The rows [D, T] and their mask [D, T], 1 where a number is the row's own.
+
+    Raises:
+        UserError: Where a row is not a sequence of whole numbers.
+
+    Examples:
+        >>> rows, mask = pad_sequences([[5, 6, 7], [8]])
+        >>> rows.tolist(), mask.tolist()
+        ([[5, 6, 7], [8, 0, 0]], [[1, 1, 1], [1, 0, 0]])
+    """
+    found = [np.asarray(row) for row in rows]
+    for i, row in enumerate(found):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise UserError(f"row {i} is not a sequence of whole numbers, but {show_value(rows[i])}")
+    length = length or max((len(row) for row in found), default=0)
+    out, mask = np.full((len(found), length), value, np.int64), np.zeros((len(found), length), np.int64)
+    for i, row in enumerate(found):
+        out[i, : len(row)], mask[i, : len(row)] = row[:length], 1
+    return out, mask
+
+
+def _count_classes(y: Tensor, classes: int) -> int:
+    """C: what was named, else by the largest label; 0 where y are numbers."""
+    if type(classes) is not int or classes < 0:
+        raise UserError(f"classes={show_value(classes)} is not a number of labels; it is a whole number of 0 or more")
+    if y.is_floating_point():
+        return 0
+    found = int(y.max()) + 1
+    if classes and found > classes:
+        raise UserError(f"classes={classes} is too few: y goes up to {found - 1}")
+    return classes or found
 
 
 def from_torch(dataset: Any, *, test: Any = 0.2, tokens: bool = False, name: str = "") -> Dataset:
@@ -195,6 +245,43 @@ def from_partitioner(
     return from_arrays(rows, labels, test=held, writer=owner, tokens=tokens, name=name or type(partitioner).__name__)
 
 
+def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
+    """Rows [D, ...]; several inputs side by side in one row each, with what splits them again."""
+    if not isinstance(x, dict | tuple):
+        return _read_rows(x, said, tokens), ()
+    parts = list(x.items()) if isinstance(x, dict) else [("", part) for part in x]
+    if not parts:
+        raise UserError(f"{said} has no inputs; it is an array, or a dict or tuple of arrays")
+    inputs, columns = [], []
+    for at, (name, part) in enumerate(parts):
+        here = f"{said} ({name or at})"
+        if not isinstance(name, str) or (name and not name.isidentifier()):
+            raise UserError(f"{said} has an input called {show_value(name)}; it is the name of an argument")
+        rows = _to_tensor(part, here)
+        if rows.dim() == 0 or 0 in rows.shape[1:]:
+            raise UserError(f"{here} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
+        whole = not rows.is_floating_point()
+        if not whole:
+            _check_finite(rows, here)
+        inputs.append(Input(name, tuple(rows.shape[1:]), whole))
+        columns.append(rows.reshape(len(rows), -1))
+    if len({len(column) for column in columns}) > 1:
+        raise UserError(
+            f"{said} has inputs of {', '.join(str(len(column)) for column in columns)} rows; all need as many"
+        )
+    kind = torch.int64 if all(part.whole for part in inputs) else torch.float32
+    for part, column in zip(inputs, columns, strict=True):
+        if part.whole and kind == torch.float32 and column.numel() and int(column.abs().max()) > 2**24:
+            raise UserError(
+                f"{said} ({part.name}) holds whole numbers beyond 2^24, which cannot stand next to fractions"
+            )
+    return torch.cat([column.to(kind) for column in columns], 1), tuple(inputs)
+
+
+def _describe_inputs(inputs: Inputs) -> str:
+    return ", ".join(f"{part.name or at} {list(part.shape)}" for at, part in enumerate(inputs)) or "one array"
+
+
 def _read_rows(x: Any, said: str, tokens: bool) -> Tensor:
     rows = _to_tensor(x, said)
     if rows.dim() < 2 or 0 in rows.shape[1:]:
@@ -217,9 +304,10 @@ def _read_targets(y: Any, said: str) -> Tensor:
         _check_finite(targets, said)
         return targets.to(torch.float32)
     targets = targets.to(torch.int64)
-    if targets.numel() and int(targets.min()) < 0:
+    labels = targets[targets != IGNORED] if targets.dim() > 1 else targets
+    if labels.numel() and int(labels.min()) < 0:
         raise UserError(
-            f"{said} holds the label {int(targets.min())}; labels are 0 ... C - 1: "
+            f"{said} holds the label {int(labels.min())}; labels are 0 ... C - 1: "
             "np.unique(y, return_inverse=True)[1] makes them so, y.astype(float) makes numbers to predict"
         )
     return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
@@ -376,8 +464,9 @@ def check_dataset(data: Dataset) -> None:
         kinds = (x, (torch.uint8, torch.int64)), (y, (torch.int64,))
         if not all(v.is_floating_point() or v.dtype in whole for v, whole in kinds):
             raise UserError(f"{said} of the data are {x.dtype} and {y.dtype}; from_arrays(x, y) converts them")
-        if y.dtype == torch.int64 and y.numel() and not 0 <= int(y.min()) <= int(y.max()) < data.classes:
-            held = f"labels {int(y.min())} to {int(y.max())}"
+        labels = y[y != IGNORED] if y.dim() > 1 else y
+        if y.dtype == torch.int64 and y.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < data.classes:
+            held = f"labels {int(labels.min())} to {int(labels.max())}"
             raise UserError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
     if data.pixels not in ("as-is", "unit", "standardised"):
         raise UserError(f"pixels of the data is {show_value(data.pixels)}; it is as-is, unit or standardised")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from fedveca.errors import UserError, show_value
@@ -59,11 +60,47 @@ def check_direction(better: object, said: str) -> Better:
     raise UserError(f"{said}: better={show_value(better)} is not known; allowed: {' | '.join(BETTER)}")
 
 
-def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
-    """Of scores [B, C] and labels [B]; or of every place of a sequence, scores [B, T, C] and labels [B, T]."""
+IGNORED = -100  # a label that does not count: the padding of a sequence
+
+
+def cross_entropy(scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """[B]: of scores [B, C] and labels [B]; or the mean over the places of a sequence, [B, T, C] and [B, T].
+
+    Places whose label is -100 do not count.
+    """
     if y.dim() == 1:
-        return nn.functional.cross_entropy(scores, y, reduction="none")
-    return nn.functional.cross_entropy(scores.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+        return nn.functional.cross_entropy(scores, y, weight, reduction="none")
+    places = nn.functional.cross_entropy(scores.flatten(0, -2), y.flatten(), weight, reduction="none").view(y.shape)
+    return _mean_of_places(places, y)
+
+
+def _mean_of_places(values: Tensor, y: Tensor) -> Tensor:
+    """[B, ...] -> [B]: the mean over the places of a row that count."""
+    count = (y != IGNORED).flatten(1).sum(1).clamp(min=1)
+    return values.flatten(1).sum(1) / count
+
+
+class WeightedCrossEntropy:
+    """Cross-entropy in which each class counts by its weight, to be given as `loss=`.
+
+    Args:
+        weights: One number per class, such as 1 / (share of the rows that it has).
+
+    Raises:
+        UserError: Where a weight is negative or not a number.
+    """
+
+    __name__ = "weighted_cross_entropy"
+
+    def __init__(self, weights: Iterable[float]) -> None:
+        self.weights = torch.tensor([float(weight) for weight in weights])
+        if not bool((self.weights.isfinite() & (self.weights >= 0)).all()) or not len(self.weights):
+            raise UserError(f"weights={show_value(list(self.weights))} are not numbers of 0 or more, one per class")
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        if self.weights.device != scores.device:
+            self.weights = self.weights.to(scores.device)
+        return cross_entropy(scores, y, self.weights)
 
 
 def squared_error(scores: Tensor, y: Tensor) -> Tensor:
@@ -72,7 +109,9 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
 
 @metric(better="higher", unit="share")
 def accuracy(scores: Tensor, y: Tensor) -> Tensor:
-    return (scores.argmax(-1) == y).float()
+    """[B]; of a sequence, the share of its places. Places whose label is -100 do not count."""
+    right = (scores.argmax(-1) == y).float()
+    return right if y.dim() == 1 else _mean_of_places(right, y)
 
 
 @metric(better="lower")

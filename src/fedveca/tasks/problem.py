@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -13,50 +16,81 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveca.errors import UserError
+from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import Better, Rows, accuracy, cross_entropy, per_row, read_direction
+from fedveca.tasks.randomness import DrawFrom
 
 FEW = 6  # clients that are quicker one by one than mapped
 
 
 class Problem(Protocol):
-    """What clients minimise. Every function is pure; x is float32 (tokens int64), ready for the model."""
+    """What clients minimise; x is float32 (tokens int64), ready for the model.
+
+    A model is its trainable parameters w [P] and, behind them, its running statistics [S] (those of BatchNorm). S is 0
+    for most. Methods see w alone.
+    """
 
     size: int  # P
+    statistics: int  # S
+    random: bool  # whether a local step draws random numbers inside the model (dropout)
     mapped: bool  # whether many clients are cheaper as one batch than one by one
     autograd: bool  # whether gradients are found by it, or in closed form
     measure: str  # what `losses` gives besides the loss: accuracy, or the name of a custom metric
     better: Better | None  # which values of that are better, where it is known
     whole: bool  # whether that is of all rows at once, not a mean over rows
+    row_bytes: int  # of what a model holds for the gradient of one row; 0 where it is not known, and little
 
     def init(self) -> Tensor:
         """[P] w_0."""
+        ...
+
+    def initial_statistics(self) -> Tensor:
+        """[S]."""
         ...
 
     def targets(self, y: Tensor) -> Tensor:
         """Labels as the functions below like them best; a cohort asks once for all its rows."""
         ...
 
-    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """F_i [n] and grad F_i [n, P] at w [n, P] on rows x [n, B, ...], y [n, B].
+    def gradients(
+        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """F_i [n] and grad F_i [n, P] at w [n, P] on rows x [n, B, ...], y [n, B], in evaluation mode.
 
-        Rows count 1/B each, or weight [n, B].
+        Rows count 1/B each, or weight [n, B]. Without `statistics` [n, S] those of the start are used.
         """
         ...
 
-    def slope(self, w: Tensor, x: Tensor, y: Tensor, unit: float = 1.0) -> Tensor:
-        """grad F_i [n, P] alone, for a local step, on rows `unit` x."""
+    def slope(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: float = 1.0,
+        *,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> Tensor:
+        """grad F_i [n, P] alone, for a local step, on rows `unit` x, in training mode.
+
+        `statistics` [n, S] are updated in place. A random problem draws from the client's generator.
+        """
         ...
 
-    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss and the metric at one w [P] on rows x [B, ...], y [B]: each []."""
+    def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The mean loss and the metric at one w [P] on rows x [B, ...], y [B], in evaluation mode: each []."""
         ...
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
-        """The vector as the model's own parameters."""
+        """The vector as the model's trainable parameters."""
         ...
 
-    def state(self, w: Tensor) -> dict[str, Tensor]:
-        """The vector under every name that `load_state_dict` expects: tied parameters have several."""
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        """w, or w and statistics, as all that `load_state_dict` expects: frozen weights, buffers, tied names."""
+        ...
+
+    def hash_fixed(self) -> str:
+        """A hash of what never changes, frozen weights and constant buffers; empty where there are none."""
         ...
 
     def fork(self) -> Problem:
@@ -71,6 +105,7 @@ class SquaredSvm:
     mapped, autograd = True, False
     measure, whole = "accuracy", False
     better: Better | None = "higher"
+    statistics, random, row_bytes = 0, False, 0
 
     def __init__(self, features: int) -> None:
         self.size = features
@@ -78,23 +113,37 @@ class SquaredSvm:
     def init(self) -> Tensor:
         return torch.zeros(self.size)
 
+    def initial_statistics(self) -> Tensor:
+        return torch.empty(0)
+
     def targets(self, y: Tensor) -> Tensor:
         """s, float32; what is s already stays as it is."""
         return y if y.is_floating_point() else (1 - 2 * (y & 1)).float()
 
-    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         x, s = x.flatten(2), self.targets(y)
         slack = self._slack(w, x, s)
         each = slack / x.shape[1] if weight is None else slack * weight
         loss = 0.5 * (self.ridge * (w * w).sum(-1) + (each * slack).sum(-1))
         return loss, torch.baddbmm(w[:, None], (each * s)[:, None], x, beta=self.ridge, alpha=-1)[:, 0]
 
-    def slope(self, w: Tensor, x: Tensor, y: Tensor, unit: float = 1.0) -> Tensor:
+    def slope(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: float = 1.0,
+        *,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> Tensor:
         x, s = x.flatten(2), self.targets(y)
         pull = self._slack(w, x, s, unit).mul_(s)
         return torch.baddbmm(w[:, None], pull[:, None], x, beta=self.ridge, alpha=-unit / x.shape[1])[:, 0]
 
-    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         margin = self.targets(y) * (x.flatten(1) @ w)
         slack = (1 - margin).clamp(min=0)
         return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), (margin > 0).float().mean()
@@ -106,17 +155,22 @@ class SquaredSvm:
     def named(self, w: Tensor) -> dict[str, Tensor]:
         return {"w": w}
 
-    def state(self, w: Tensor) -> dict[str, Tensor]:
-        return self.named(w)
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        return self.named(model)
+
+    def hash_fixed(self) -> str:
+        return ""
 
     def fork(self) -> SquaredSvm:
         return self
 
 
 class ModuleProblem:
-    """Any module without buffers or randomness, cross-entropy and accuracy unless others are given.
+    """Any module, with cross-entropy and accuracy unless others are given.
 
-    Convolution weights lie channels-last in the flat vector: that is what the CPU's kernels want.
+    The vector holds the parameters that require a gradient. Convolution weights lie channels-last in it: that is what
+    the CPU's kernels want. Frozen parameters and constant buffers stay in the module. A local step is in training mode;
+    everything else (the probe, the test) is in evaluation mode.
     """
 
     autograd = True
@@ -129,22 +183,51 @@ class ModuleProblem:
         metric: Rows = accuracy,
         precision: str = "float32",
         measure: str = "accuracy",
+        *,
+        running: Sequence[str] = (),
+        fixed: Sequence[str] = (),
+        random: bool = False,
+        inputs: Inputs = (),
     ) -> None:
+        """Takes the module as it is; `validate_model` finds `running` and `random` out by trying it.
+
+        Args:
+            module: What is trained.
+            said: What an error calls it.
+            loss: A function of (scores, y), one number per row.
+            metric: A function of (scores, y).
+            precision: Arithmetic of the layers: "float32" or "bfloat16".
+            measure: The metric's name.
+            running: The buffers that training changes, by name.
+            fixed: Buffers that training would change, but may not: their layers stay in evaluation mode.
+            random: Whether training draws random numbers inside the module.
+            inputs: How a row is split into several inputs; empty where it is one.
+        """
         check_module(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
-        self.measure, self.whole = measure, False
+        self.measure, self.whole, self.inputs = measure, False, inputs
+        self.quiet = sorted({name.rpartition(".")[0] for name in fixed})  # layers that stay in evaluation mode
         self.better = read_direction(metric, f"metric ({measure})")
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.sizes = [p.numel() for p in module.parameters()]
-        first = {id(p): name for name, p in module.named_parameters()}
-        every = module.named_parameters(remove_duplicate=False)
-        self.tied = {name: first[id(p)] for name, p in every if name not in self.shapes}  # a second name: the first
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trained.items()}
+        self.sizes = [p.numel() for p in trained.values()]
         self.size = sum(self.sizes)
-        self.mapped = not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
+        buffers = dict(module.named_buffers())
+        self.running = {name: buffers[name].shape for name in running}
+        self.statistics = sum(math.prod(shape) for shape in self.running.values())
+        self.random, self.row_bytes = random, 0
+        convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
+        self.mapped = not (convolves or running or random)
+        self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
+        self._lock = threading.Lock()
         self._local = threading.local()  # replicas: dict[torch.device, Replica]
 
     def init(self) -> Tensor:
-        return self.flat([p.detach() for p in self.module.parameters()])
+        return self.flat([p.detach() for p in self.module.parameters() if p.requires_grad])
+
+    def initial_statistics(self) -> Tensor:
+        buffers = dict(self.module.named_buffers())
+        return torch.cat([torch.empty(0), *(buffers[name].detach().reshape(-1) for name in self.running)])
 
     def targets(self, y: Tensor) -> Tensor:
         return y
@@ -161,68 +244,197 @@ class ModuleProblem:
                 out[name] = part.view(shape)
         return out
 
-    def state(self, w: Tensor) -> dict[str, Tensor]:
-        named = self.named(w)
-        return named | {name: named[first].clone() for name, first in self.tied.items()}
+    def named_statistics(self, statistics: Tensor) -> dict[str, Tensor]:
+        """[S] as the module's running buffers."""
+        parts = torch.split(statistics, [math.prod(shape) for shape in self.running.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.running.items(), parts, strict=True)}
 
-    def gradients(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        statistics = model[self.size :] if len(model) > self.size else self.initial_statistics().to(model.device)
+        found = self.named(model[: self.size]) | self.named_statistics(statistics)
+        first = {id(v): name for name, v in self.module.named_parameters()}
+        first |= {id(v): name for name, v in self.module.named_buffers()}
+        out: dict[str, Tensor] = {}
+        for name, v in self.module.state_dict(keep_vars=True).items():
+            if isinstance(v, Tensor):
+                known = found.get(first.get(id(v), name))
+                here = v.detach().to(model.device) if known is None else known
+                out[name] = here if known is not None and first.get(id(v)) == name else here.clone()
+        return out
+
+    def hash_fixed(self) -> str:
+        fixed: list[tuple[str, Tensor]] = [(n, p) for n, p in self.module.named_parameters() if not p.requires_grad]
+        fixed += [(name, v) for name, v in self.module.named_buffers() if name not in self.running]
+        found = hashlib.sha256()
+        for name, v in fixed:
+            found.update(repr((name, v.dtype, tuple(v.shape))).encode())
+            found.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest() if fixed else ""
+
+    def gradients(
+        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._gradients(w, x, y, weight, statistics, None, training=False)
+
+    def slope(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: float = 1.0,
+        *,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> Tensor:
+        x = x if unit == 1 else x * unit
+        return self._gradients(w, x, y, None, statistics, generators, training=True)[1]
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            scores = self.scores(w, x, statistics)
+            return self.loss(scores, y).mean(), torch.as_tensor(self.metric(scores, y), dtype=torch.float32).mean()
+
+    def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
+        """In evaluation mode."""
+        return self._replica(w.device).scores(w, x, statistics)
+
+    def _gradients(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        statistics: Tensor | None,
+        generators: Sequence[torch.Generator] | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
         replica = self._replica(w.device)
         if len(w) > FEW and self.mapped:
+            replica.set_mode(training)
             one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
             g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
             return loss, g
-        if len(w) == 1:
-            loss, g = replica(w[0], x[0], y[0], None if weight is None else weight[0])
-            return loss[None], g[None]
-        alone = [replica(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
+        alone = [
+            replica(
+                w[i],
+                x[i],
+                y[i],
+                None if weight is None else weight[i],
+                None if statistics is None else statistics[i],
+                None if generators is None else generators[i],
+                training,
+            )
+            for i in range(len(w))
+        ]
+        if len(alone) == 1:
+            return alone[0][0][None], alone[0][1][None]
         return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
 
-    def slope(self, w: Tensor, x: Tensor, y: Tensor, unit: float = 1.0) -> Tensor:
-        return self.gradients(w, x if unit == 1 else x * unit, y)[1]
-
-    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            scores = self.scores(w, x)
-            return self.loss(scores, y).mean(), torch.as_tensor(self.metric(scores, y), dtype=torch.float32).mean()
-
-    def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        return self._replica(w.device).scores(w, x)
-
     def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        return _mean(per_row(self.loss(functional_call(module, self.named(w), (x,)), y)), weight)
+        args, named = unpack_inputs(x, self.inputs)
+        out = functional_call(module, self.named(w), args, named)
+        return _mean(per_row(self.loss(to_scores(out), y)), weight)
 
     def fork(self) -> ModuleProblem:
-        return ModuleProblem(self.module, "", self.loss, self.metric, self.precision, self.measure)
+        other = copy.copy(self)
+        other._local = threading.local()
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy or another process needs: neither threads' replicas nor locks."""
+        return {name: v for name, v in self.__dict__.items() if name not in ("_local", "_lock", "_placed")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._placed, self._lock, self._local = {}, threading.Lock(), threading.local()
 
     def _replica(self, device: torch.device) -> Replica:
         """A module changes while it is called, so each thread has its own on each device."""
         mine: dict[torch.device, Replica] = self._local.__dict__.setdefault("replicas", {})
         if device not in mine:
-            mine[device] = Replica(self, device)
+            with self._lock:
+                if device not in self._placed:
+                    self._placed[device] = copy.deepcopy(self.module).to(device)
+                mine[device] = Replica(self, self._placed[device])
         return mine[device]
 
 
 class Replica:
-    """A copy of the module whose parameters are views of the vector at hand."""
+    """A copy of the module whose parameters and statistics are views of the vectors at hand."""
 
-    def __init__(self, network: ModuleProblem, device: torch.device) -> None:
-        self.network, self.module = network, copy.deepcopy(network.module).to(device)
-        self.parameters = list(self.module.parameters())
+    def __init__(self, network: ModuleProblem, module: nn.Module) -> None:
+        self.network = network
+        shared: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
+        shared += [v for name, v in module.named_buffers() if name not in network.running]
+        self.module = copy.deepcopy(module, {id(v): v for v in shared})
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        buffers = dict(self.module.named_buffers())
+        self.running = [buffers[name] for name in network.running]
+        self.initial = torch.cat([v.reshape(-1) for v in self.running]) if self.running else None
+        self.training: bool | None = None
 
-    def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        statistics: Tensor | None,
+        generator: torch.Generator | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
         """F and grad F at one w [P]."""
-        loss = _mean(per_row(self.network.loss(self.scores(w, x), y)), weight)
+        self.set_mode(training)
+        self._load(w, statistics)
+        with DrawFrom(generator) if generator is not None else nullcontext():
+            scores = self._forward(x)
+        loss = _mean(per_row(self.network.loss(scores, y)), weight)
         return loss.detach(), self.network.flat(
             torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         )
 
-    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+    def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
+        self.set_mode(False)
+        self._load(w, statistics)
+        return self._forward(x)
+
+    def set_mode(self, training: bool) -> None:
+        if self.training is not training:
+            self.module.train(training)
+            for name in self.network.quiet:
+                self.module.get_submodule(name).eval()
+            self.training = training
+
+    def _load(self, w: Tensor, statistics: Tensor | None) -> None:
         for p, part in zip(self.parameters, self.network.named(w).values(), strict=True):
             p.data = part
-        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        if self.initial is not None:
+            now = self.initial.clone() if statistics is None else statistics
+            for v, part in zip(self.running, self.network.named_statistics(now).values(), strict=True):
+                v.data = part
+
+    def _forward(self, x: Tensor) -> Tensor:
+        args, named = unpack_inputs(x, self.network.inputs)
+        args = tuple(v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v for v in args)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.network.precision == "bfloat16"):
-            out: Tensor = self.module(x)
-        return out.float()
+            out = self.module(*args, **named)
+        return to_scores(out).float()
+
+
+def to_scores(out: object) -> Tensor:
+    """The scores in what a module returns: a tensor, or the logits of a Hugging Face output, or the first of several.
+
+    Raises:
+        UserError: Where there is no tensor of scores in it.
+    """
+    found = out
+    if not isinstance(found, Tensor):
+        found = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", None)
+    if found is None and isinstance(out, tuple | list) and out:
+        found = out[0]
+    if not isinstance(found, Tensor):
+        raise UserError(f"it returns {type(out).__name__}; it gives a tensor of scores, or an object with `logits`")
+    return found
 
 
 def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
@@ -230,29 +442,26 @@ def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def check_module(module: nn.Module, said: str) -> None:
-    """UserError where a module cannot be a pure function of its parameters."""
-    buffers = [name for name, _ in module.named_buffers()]
-    if buffers:
-        raise UserError(
-            f"{said} has buffers ({', '.join(buffers[:3])}): statistics such as BatchNorm's change outside the "
-            "parameters, so averaging clients is not defined for them; use GroupNorm or LayerNorm"
-        )
+    """UserError where a module cannot be trained as a function of one vector."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        frozen = ", which are all frozen" if any(True for _ in module.parameters()) else ""
+        raise UserError(f"{said} has no parameters to train{frozen}")
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
+        if isinstance(part, nn.SyncBatchNorm):
+            raise UserError(f"{said} has SyncBatchNorm ({name}), which needs several processes; use nn.BatchNorm2d")
+        tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+        if tracks and part.momentum is None:
             raise UserError(
-                f"{said} has dropout ({name}): its random state would make a run depend on more than its seed; "
-                "leave it out"
+                f"{said}: {name} has momentum=None, an average over all batches so far that clients cannot share; "
+                "give it a momentum such as 0.1"
             )
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise UserError(
-                f"{said} has BatchNorm ({name}): the scores of a row would depend on the other rows of its batch; "
-                "use GroupNorm or LayerNorm"
-            )
-    if not any(True for _ in module.parameters()):
-        raise UserError(f"{said} has no parameters to train")
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad or p.dtype != torch.float32]
-    if frozen:
-        raise UserError(f"{said}: parameter {frozen[0]} is frozen or not float32; all are trained, in float32")
-    broken = [name for name, p in module.named_parameters() if not bool(torch.isfinite(p).all())]
+    other = [name for name, p in trained.items() if p.dtype != torch.float32]
+    if other:
+        raise UserError(
+            f"{said}: parameter {other[0]} is {trained[other[0]].dtype}; what is trained is float32 "
+            "(only frozen parameters may be of another type)"
+        )
+    broken = [name for name, p in module.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
     if broken:
         raise UserError(f"{said}: parameter {broken[0]} is not finite (NaN or infinity); training starts from it")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from fedveca.errors import UserError, explain_error
+from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
-from fedveca.tasks.problem import FEW, ModuleProblem, Problem
+from fedveca.tasks.problem import FEW, ModuleProblem, Problem, to_scores
+from fedveca.tasks.randomness import DrawFrom
 
 ROWS = 8  # tried at a time
 ALL, FIRST, _LAST = slice(None), slice(0, 1), slice(-1, None)
@@ -46,9 +51,20 @@ class Goal(NamedTuple):
         )
 
 
-def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tensor, precision: str) -> ModuleProblem:
+def validate_model(
+    module: nn.Module,
+    said: str,
+    goal: Goal,
+    x: Tensor,
+    y: Tensor,
+    precision: str,
+    *,
+    norm_stats: str = "average",
+    inputs: Inputs = (),
+) -> ModuleProblem:
     """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
-    network = ModuleProblem(module, said, goal.loss, goal.metric, precision, goal.measure)
+    make = partial(ModuleProblem, module, said, goal.loss, goal.metric, precision, goal.measure, inputs=inputs)
+    network = make()
     if not torch.is_grad_enabled():
         raise UserError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
     two, targets = x[:2].clone(), y[:2]
@@ -78,15 +94,74 @@ def validate_model(module: nn.Module, said: str, goal: Goal, x: Tensor, y: Tenso
         if not torch.equal(two, x[:2]):
             raise UserError(f"{said} changes its input in place; let it work on a copy, x.clone()")
         raise UserError(
-            f"{said} gives other scores each time: chance or state within it is not the seed's; leave it out"
+            f"{said} gives other scores each time in evaluation mode: randomness or state within it does not follow "
+            "the seed; draw only where self.training is true"
         )
     if not scores.requires_grad:
         raise UserError(f"{said} gives scores without a gradient: they are detached from its parameters")
     _check_rows_apart(network, said, x[:ROWS])
     _check_loss(goal, scores, targets)
+    trial = _try_training(network, said, two)
+    fixed = norm_stats == "fixed"
+    _check_running(module, said, trial.running, fixed)
+    network = make(running=() if fixed else trial.running, fixed=trial.running if fixed else (), random=trial.random)
+    network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)
     return network
+
+
+class Trial(NamedTuple):
+    """What one pass in training mode showed."""
+
+    running: list[str]  # buffers that it changed
+    random: bool
+    row_bytes: int  # held for the gradient of one row
+
+
+def _try_training(network: ModuleProblem, said: str, rows: Tensor) -> Trial:
+    """Trains a copy of the module on two rows, to see which buffers change and whether it draws random numbers."""
+    module = deepcopy(network.module).train()
+    before = {name: v.detach().clone() for name, v in module.named_buffers()}
+    held = {"bytes": 0}
+
+    def pack(v: Tensor) -> Tensor:
+        held["bytes"] += v.numel() * v.element_size()
+        return v
+
+    args, named = unpack_inputs(rows.clone(), network.inputs)
+    state = torch.get_rng_state()
+    try:
+        with DrawFrom(torch.Generator().manual_seed(0)) as mode, saved_tensors_hooks(pack, lambda v: v):
+            to_scores(module(*args, **named))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{said} cannot be trained on two rows: {explain_error(error)}") from error
+    finally:
+        drew = not torch.equal(state, torch.get_rng_state())
+        torch.set_rng_state(state)
+    if drew:
+        raise UserError(f"{said} draws random numbers that no seed of a client can control; use nn.Dropout")
+    held["bytes"] -= sum(v.numel() * v.element_size() for v in module.parameters() if v.requires_grad)
+    changed = [name for name, v in module.named_buffers() if not _same_bits(before[name], v)]
+    return Trial(changed, mode.draws > 0, max(held["bytes"], 0) // len(rows))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _check_running(module: nn.Module, said: str, running: list[str], fixed: bool) -> None:
+    """Takes the counters of batches out of `running`; UserError for a buffer that clients cannot share."""
+    buffers = dict(module.named_buffers())
+    running[:] = [name for name in running if not name.endswith("num_batches_tracked")]
+    for name in () if fixed else running:
+        if buffers[name].dtype != torch.float32:
+            raise UserError(
+                f"{said}: training changes the buffer {name}, which is {buffers[name].dtype}; only running statistics "
+                "in float32 can be averaged; norm_stats=fixed leaves it as it is"
+            )
 
 
 def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:

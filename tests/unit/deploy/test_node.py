@@ -376,7 +376,7 @@ def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkey
 
 
 def test_options_of_a_cohort_are_the_settings() -> None:
-    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last")
+    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last", norm_stats="local")
     expected = {
         "batch": 3,
         "seed": 5,
@@ -384,6 +384,7 @@ def test_options_of_a_cohort_are_the_settings() -> None:
         "want_loss": False,
         "want_loss_after": False,
         "memory_bytes": 11 * 2**20,
+        "local_statistics": True,
     }
     assert cohort_options(e) == expected | {"aggregate": Mean}
     for keep, after in (("best", False), ("rollback", True)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Fault, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.cohorts.flower.messages import (
@@ -73,6 +73,7 @@ class FlowerCohort:
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
+        statistics: int = 0,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,
     ) -> None:
@@ -89,6 +90,7 @@ class FlowerCohort:
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
+            statistics: Numbers of the model's running statistics S.
             say: Reports who connects and which rounds are void.
             nodes: Client -> the node with that client's key, if keys are bound.
 
@@ -102,7 +104,8 @@ class FlowerCohort:
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
-        self._names = _find_names(algorithm, want_loss, want_loss_after)
+        self._names = _find_names(algorithm, want_loss, want_loss_after, statistics > 0)
+        self._statistics = statistics
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
         self._known: dict[int, int] = {}  # client -> its rows
@@ -213,7 +216,10 @@ class FlowerCohort:
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
         return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
-            name: torch.from_numpy(check_vector(array, size, self.wire, name)) for name, array in arrays.items()
+            name: torch.from_numpy(
+                check_vector(array, self._statistics if name == STATISTICS else size, self.wire, name)
+            )
+            for name, array in arrays.items()
         }
 
     def _wait_for_clients(self, clients: int) -> Tensor:
@@ -290,11 +296,14 @@ class FlowerCohort:
         self.faults.append(Fault(client=client, what=what))
 
 
-def _find_names(algorithm: Algorithm, want_loss: bool, want_loss_after: bool) -> tuple[set[str], set[str]]:
+def _find_names(
+    algorithm: Algorithm, want_loss: bool, want_loss_after: bool, statistics: bool
+) -> tuple[set[str], set[str]]:
     """The numbers and vectors of a full answer, found by a client of one parameter."""
     w = torch.zeros(1, 1)
     order = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
     s = algorithm.start(order, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
     vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
     more = {"loss"} if want_loss or algorithm.needs_gradient else set()
-    return {*numbers} | more | ({"after"} if want_loss_after else set()), {*vectors}
+    both = {*vectors} | ({STATISTICS} if statistics else set())
+    return {*numbers} | more | ({"after"} if want_loss_after else set()), both

@@ -7,24 +7,29 @@ closed form fills a chunk with many clients; a convolutional one has one client 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import ClientRows
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.cohorts.random import draw_rows
+from fedveca.cohorts.random import draw_rows, draw_seed
+from fedveca.errors import UserError
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
+
+_log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a core's cache holds
 _CUDA_CHUNK_BYTES = 512 * 2**20
@@ -32,6 +37,10 @@ _THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second t
 _STREAMS = 16  # clients side by side on a CUDA device
 _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
+_PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
+_CUDA_PROBE_BYTES = 4 * 2**30
+_CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
+_STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
 
 
 class Chunk(NamedTuple):
@@ -107,6 +116,7 @@ class LocalCohort:
         send: Send | None = None,
         equal_weights: bool = False,
         memory_bytes: int = MEMORY_BYTES,
+        local_statistics: bool = False,
     ) -> None:
         """Copies the clients' rows to the device, each client's side by side.
 
@@ -129,12 +139,15 @@ class LocalCohort:
             send: Changes what clients send (privacy, faults); None leaves it as it is.
             equal_weights: Whether every client counts the same, instead of by its number of rows.
             memory_bytes: What clients remember stays in RAM up to so many bytes; the rest goes to a file.
+            local_statistics: Whether a client trains with running statistics of its own, which it remembers; else it
+                starts each round from the server's.
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
         self.aggregate, self.send, self.equal_weights = aggregate, send, equal_weights
+        self.local_statistics = local_statistics
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
         self.rows = ClientRows(x, problem.targets(y), shares.rows, pixels, self.device)
@@ -145,8 +158,17 @@ class LocalCohort:
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
-            self._lanes = Lanes(threads or _STREAMS, algorithm, problem, self.rows.pick)
+            self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
+        limit = _PROBE_BYTES if device == "cpu" else _CUDA_PROBE_BYTES
+        self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
+        self.block = min(self.block, self.most_rows)
+
+    def _count_streams(self) -> int:
+        """Clients side by side on a CUDA device: as many as its free memory holds, at most 16."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        each = self.batch * self.problem.row_bytes + 4 * _STEP_VECTORS * self.problem.size
+        return max(1, min(_STREAMS, int(_CUDA_SHARE * free / max(1, each))))
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
@@ -155,8 +177,8 @@ class LocalCohort:
         aggregator = self.aggregate()
         results = []
         with use_tensor_cores(self.device):
-            work, chunks = partial(self._run_chunk, k, order, aggregator), everyone.split(self._width(len(ids)))
-            for chunk, result in zip(chunks, self.pool.map(work, chunks), strict=True):
+            work, chunks = partial(self._run_fitting, k, order, aggregator), everyone.split(self._width(len(ids)))
+            for chunk, result in chain.from_iterable(self.pool.map(work, chunks)):
                 if result.piece:
                     aggregator.add(result.piece)  # in a fixed order
                 self._remember(chunk.ids, result)
@@ -175,29 +197,54 @@ class LocalCohort:
         worth = n * self.batch * self.rows.numel > _THREAD_FLOATS
         return min(self.lanes, -(-n // self.pool.size)) if worth else self.lanes
 
+    def _run_fitting(
+        self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk
+    ) -> list[tuple[Chunk, ChunkResult]]:
+        """The chunk; where a CUDA device has too little memory for it, with half as many clients side by side."""
+        try:
+            return [(chunk, self._run_chunk(k, order, aggregator, chunk))]
+        except torch.cuda.OutOfMemoryError as error:
+            streams = min(self._lanes.size, len(chunk.ids)) if self._lanes else 1
+            if streams == 1 and len(chunk.ids) == 1:
+                raise UserError(
+                    f"client {int(chunk.ids[0])} does not fit in the memory of the CUDA device: "
+                    "take a smaller batch, a smaller probe, or precision=bfloat16"
+                ) from error
+        if self._lanes:
+            self._lanes = Lanes(max(1, streams // 2), self.algorithm, self.problem, self.rows.pick)
+        torch.cuda.empty_cache()
+        _log.warning("round %d: out of CUDA memory; continuing with %d clients side by side", k + 1, streams // 2 or 1)
+        halves = chunk.split(-(-len(chunk.ids) // 2)) if streams == 1 else [chunk]
+        return list(chain.from_iterable(self._run_fitting(k, order, aggregator, half) for half in halves))
+
     def _run_chunk(self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk) -> ChunkResult:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm
         w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
-        loss, g0 = self._probe(w, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
+        former = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
+        running = self._start_statistics(order, former, len(w))
+        loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
         ids, start, size, tau = chunk.table
-        former = self.memory.recall(chunk.ids, algorithm.memory(order.w))
         s = algorithm.start(order, former, g0)
         if self._lanes:
             index = draw_rows(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
-            w, s = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist())
+            seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
+            w, s, running = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), running, seeds)
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, order, s, w, chunk)
+                w, s = self._take_local_steps(k, order, s, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
+        if running is not None:
+            vectors = vectors | {STATISTICS: running - order.aux[STATISTICS]}
+            memory = memory | ({STATISTICS: running} if self.local_statistics else {})
         each = {name: v[:, 0] for name, v in each.items()}
         if self.want_loss or algorithm.needs_gradient:
             each["loss"] = loss
         if self.want_loss_after:
-            each["after"] = self._probe(w, chunk, True, False)[0]
+            each["after"] = self._probe(w, running, chunk, True, False)[0]
         local_norms = [v.norm(dim=-1) for v in (w, *memory.values())]
         if self.send:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
@@ -224,8 +271,23 @@ class LocalCohort:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory)
 
-    def _take_local_steps(self, k: int, order: Order, s: object, w: Tensor, chunk: Chunk) -> tuple[Tensor, object]:
-        """All clients of a chunk step together; those that have taken their tau steps leave."""
+    def _start_statistics(self, order: Order, former: Named, n: int) -> Tensor | None:
+        """[n, S] with which the clients start, theirs to change; None where the model has none."""
+        if STATISTICS not in order.aux:
+            if self.problem.statistics:
+                raise UserError(
+                    "the model has running statistics: give federate(..., statistics=RunningStatistics(...))"
+                )
+            return None
+        return former[STATISTICS].clone() if STATISTICS in former else order.aux[STATISTICS].repeat(n, 1)
+
+    def _take_local_steps(
+        self, k: int, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
+    ) -> tuple[Tensor, object]:
+        """All clients of a chunk step together; those that have taken their tau steps leave.
+
+        The statistics `running` [n, S] change in place.
+        """
         done, at, tau, draws = [], 0, chunk.tau.tolist(), RowDraws(self.seed, k, chunk, self.batch)
         for until in sorted(set(tau)):
             n = sum(tau_i >= until for tau_i in tau)
@@ -234,12 +296,19 @@ class LocalCohort:
                 w, s = tree_map(lambda v, n=n: v[:n], (w, s))
             for index in draws(n, at, until):
                 for x, y in self.rows.batches(index.transpose(0, 1)):
-                    w, s = self.algorithm.step(order, s, w, self.problem.slope(w, x, y, self.rows.unit))
-            at = until
+                    now = None if running is None else running[:n]
+                    draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
+                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of)
+                    w, s = self.algorithm.step(order, s, w, g)
+                    at += 1
         if not done:
             return w, s
         out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
+
+    def _seed_generators(self, k: int, ids: Tensor, step: int) -> list[torch.Generator]:
+        """One generator per client, for what the model draws in this step."""
+        return [torch.Generator().manual_seed(draw_seed(self.seed, k, i, step)) for i in ids.tolist()]
 
     def _remember(self, ids: Tensor, result: ChunkResult) -> None:
         """Stores the memory of the clients that count."""
@@ -247,7 +316,9 @@ class LocalCohort:
             finite = result.finite
             self.memory.remember(ids[finite.cpu()], {name: v[finite] for name, v in result.memory.items()})
 
-    def _probe(self, w: Tensor, chunk: Chunk, want_loss: bool, want_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _probe(
+        self, w: Tensor, running: Tensor | None, chunk: Chunk, want_loss: bool, want_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         """F_i [n] and grad F_i [n, P] at w [n, P] on `probe` rows of each client, evenly spaced; NaN where not wanted.
 
         The same rows every round, so that losses and gradients of different rounds compare.
@@ -257,22 +328,28 @@ class LocalCohort:
             return unknown[:, 0], unknown.expand_as(w)
         sizes, starts = self.sizes[chunk.ids].tolist(), self.start[chunk.ids].tolist()
         counts = [min(self.probe, size) if self.probe else size for size in sizes]
-        if len(counts) > 1 and max(counts) <= _SMALL_PROBE:
-            F, g = self._probe_together(w, chunk, counts)
+        if len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
+            F, g = self._probe_together(w, running, chunk, counts)
         else:
-            alone = [self._probe_alone(*job, want_gradient) for job in zip(w, starts, sizes, counts, strict=True)]
+            each = [None] * len(w) if running is None else list(running)
+            jobs = zip(w, each, starts, sizes, counts, strict=True)
+            alone = [self._probe_alone(*job, want_gradient) for job in jobs]
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if want_gradient else unknown.expand_as(w)
 
-    def _probe_together(self, w: Tensor, chunk: Chunk, counts: list[int]) -> tuple[Tensor, Tensor]:
+    def _probe_together(
+        self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]
+    ) -> tuple[Tensor, Tensor]:
         """Many small clients in one batch, padded with rows of weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
         x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
-        return self.problem.gradients(w, x, y, (j < count).float() / count)
+        return self.problem.gradients(w, x, y, (j < count).float() / count, running)
 
-    def _probe_alone(self, w: Tensor, start: int, size: int, count: int, want_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _probe_alone(
+        self, w: Tensor, running: Tensor | None, start: int, size: int, count: int, want_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         """One client, block by block; all its rows are read where they lie."""
         F, g = torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w
         for at in range(0, count, self.block):
@@ -283,8 +360,9 @@ class LocalCohort:
                 x, y = self.rows.pick(start + torch.arange(at, stop, device=self.device) * size // count)
             share = (stop - at) / count
             if want_gradient:
-                F_block, g_block = self.problem.gradients(w[None], x[None], y[None])
+                now = None if running is None else running[None]
+                F_block, g_block = self.problem.gradients(w[None], x[None], y[None], statistics=now)
                 F, g = F + share * F_block[0], g + share * g_block[0]
             else:
-                F = F + share * self.problem.losses(w, x, y)[0]
+                F = F + share * self.problem.losses(w, x, y, running)[0]
         return F, g

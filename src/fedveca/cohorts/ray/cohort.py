@@ -32,7 +32,7 @@ from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayA
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
 from fedveca.cohorts.client_store import PIECE_BYTES
 from fedveca.cohorts.contract import CohortOptions
 from fedveca.cohorts.ray.worker import (
@@ -129,7 +129,8 @@ class RayCohort:
         return self._memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
-        self._width = sum(v.shape[-1] for v in self.algorithm.memory(order.w).values())
+        memory = make_new_memory(self.algorithm, order, self.options.get("local_statistics", False))
+        self._width = sum(v.shape[-1] for v in memory.values())
         if self._number < 0:
             for j in range(self.count):
                 self._restore(j)  # of a run that is resumed

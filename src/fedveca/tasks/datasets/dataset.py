@@ -16,6 +16,28 @@ from fedveca.tasks.datasets.archives import DataError
 UNIT = 1 / 255  # of pixels
 
 
+class Input(NamedTuple):
+    """One of several inputs of a model, stored in a stretch of each row."""
+
+    name: str  # of the argument; empty where it is given by its place
+    shape: tuple[int, ...]
+    whole: bool  # whether its numbers are int64
+
+
+Inputs = tuple[Input, ...]
+
+
+def unpack_inputs(x: Tensor, inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Rows [B, ...] as the arguments of a model: by place, and by name."""
+    if not inputs:
+        return (x,), {}
+    parts = torch.split(x, [math.prod(part.shape) for part in inputs], -1)
+    views = [v.reshape(*v.shape[:-1], *part.shape) for v, part in zip(parts, inputs, strict=True)]
+    ready = [v.to(torch.int64 if part.whole else torch.float32) for v, part in zip(views, inputs, strict=True)]
+    named = {part.name: v for v, part in zip(ready, inputs, strict=True) if part.name}
+    return tuple(v for v, part in zip(ready, inputs, strict=True) if not part.name), named
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Rows as compact as they came, and how a batch of them becomes the model's input."""
@@ -28,6 +50,7 @@ class Dataset:
     classes: int  # 0 where y are numbers
     pixels: str  # "as-is" | "unit" | "standardised": see `prepare`
     writer: Tensor | None  # [D] int64: who wrote each training row, where known
+    inputs: Inputs = ()  # how a row is split, where a model takes several inputs
 
 
 class Request(NamedTuple):

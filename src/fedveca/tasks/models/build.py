@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedveca.errors import UserError, explain_error
 from fedveca.tasks.custom import import_object
+from fedveca.tasks.datasets.dataset import Inputs
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models.registry import MODELS, Shape, Task
 from fedveca.tasks.problem import Problem, SquaredSvm
@@ -37,6 +38,8 @@ def model(
     loss: str | Rows = "auto",
     metric: str | Metric = "auto",
     sample: Sample | None = None,
+    norm_stats: str = "average",
+    inputs: Inputs = (),
 ) -> Problem:
     """Makes the problem that a named model, or a custom module or factory, poses on rows of a shape.
 
@@ -55,6 +58,8 @@ def model(
         loss: A name, or a function of (scores, y).
         metric: A name, or a function of (scores, y).
         sample: Prepared rows and their targets to try model, loss and metric on.
+        norm_stats: What becomes of running statistics: "average", "local" or "fixed".
+        inputs: How a row is split, where the model takes several inputs.
 
     Returns:
         The model and the loss as pure functions of one vector.
@@ -98,4 +103,5 @@ def model(
         raise UserError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise UserError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
-    return validate_model(module, said, Goal.of(loss, metric, classes), x, y, precision)
+    goal = Goal.of(loss, metric, classes)
+    return validate_model(module, said, goal, x, y, precision, norm_stats=norm_stats, inputs=inputs)

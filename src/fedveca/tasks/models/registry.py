@@ -35,17 +35,18 @@ class ModelEntry(NamedTuple):
 
     build: Callable[[Task], nn.Module | SquaredSvm]
     text: str
+    tokens: bool = False  # whether its rows are whole numbers for an Embedding
 
 
 MODELS: dict[str, ModelEntry] = {}
 Build = TypeVar("Build", bound=Callable[[Task], nn.Module | SquaredSvm])
 
 
-def named_model(name: str, text: str) -> Callable[[Build], Build]:
+def named_model(name: str, text: str, *, tokens: bool = False) -> Callable[[Build], Build]:
     """Registers the function below it as the model `name`."""
 
     def register(build: Build) -> Build:
-        MODELS[name] = ModelEntry(build, text)
+        MODELS[name] = ModelEntry(build, text, tokens)
         return build
 
     return register
