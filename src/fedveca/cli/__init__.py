@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from fedveca.cli import board, compare, data, deploy, figure, partition, report, run, study
+from fedveca.cli import board, compare, data, deploy, export, figure, partition, predict, report, run, study
 from fedveca.cli import list as list_
 from fedveca.errors import UserError
 from fedveca.runs.interrupt import FolderUnwritable, Stopped, is_out_of_memory, terminate_as_interrupt
@@ -68,6 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    for each in (run, compare, study, partition, list_, data, report, figure, board, deploy):
+    for each in (run, compare, study, partition, list_, data, report, figure, board, predict, export, deploy):
         each.add(command)
     return parser

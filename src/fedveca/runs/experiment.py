@@ -96,7 +96,9 @@ class Experiment:
     layers: int = option(2, "lstm, gpt: number of layers", low=1, high=1000)
     norm: str = option("auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=NORMS)
     dropout: float = option(0.0, "vgg11, lstm, gpt: share of units dropped in local steps", low=0, high=0.95)
-    init: str = option("paper", "w_0 as each model was published, or PyTorch's", of=INITS)
+    init: str = option(
+        "paper", "w_0: paper, as each model was published; torch, PyTorch's; or the path of a model or a run folder"
+    )
     pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
     precision: str = option("float32", "arithmetic of the layers, except for svm", of=("float32", "bfloat16"))
     norm_stats: str = option(
@@ -134,6 +136,12 @@ class Experiment:
         if self.model not in MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
             hint = suggest(self.model, MODELS)
             raise UserError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
+        if self.init not in INITS and not is_path(self.init):
+            hint = suggest(self.init, INITS)
+            raise UserError(
+                f"init={printable(self.init)} is not known{hint}; it is {', '.join(INITS)}, or the path of a "
+                ".safetensors file or of a run folder, such as ./NAME"
+            )
         adversity.parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
@@ -145,6 +153,11 @@ class Experiment:
     def toml(self) -> str:
         """Complete: enough to run it again."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in dataclasses.asdict(self).items())
+
+
+def is_path(init: str) -> bool:
+    """Whether `init` names a file or a folder."""
+    return init not in INITS and (init.endswith(".safetensors") or "/" in init or "\\" in init)
 
 
 TYPES: dict[str, type] = get_type_hints(Experiment)

@@ -19,11 +19,12 @@ from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
-from fedveca.runs.build import Built, build
+from fedveca.runs.build import Built, build, describe_rows
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
 from fedveca.runs.evaluate import Evaluator, Keeper
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, is_path
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
     FORMER,
     LAST,
@@ -99,6 +100,10 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if built.init_sha256:
+        environment["init_sha256"] = built.init_sha256
+    if not built.data.inputs:
+        environment["rows"] = describe_rows(built.data)
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
     counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
@@ -156,7 +161,12 @@ def resume(
             raise UserError(f"{out} was made with custom objects ({objects}); resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
-        built = build(e, device, cohort=cohort, **custom)
+        if is_path(e.init) and any((out / name).exists() for name in (LAST, FORMER)):
+            built = build(replace(e, init="paper"), device, cohort=cohort, **custom)  # its file is not needed any more
+            built = built._replace(experiment=replace(built.experiment, init=e.init))
+        else:
+            built = build(e, device, cohort=cohort, **custom)
+            _check_init(out, built)
         keeper, note = _find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
@@ -265,6 +275,15 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
     if not all("tau" in record for record in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
     return keeper, note
+
+
+def _check_init(out: Path, built: Built) -> None:
+    """UserError where the file that `init` names is not the one that the run was started with."""
+    with contextlib.suppress(OSError, ValueError):
+        if read_object(out, "environment.json").get("init_sha256", "") == built.init_sha256:
+            return
+    if built.init_sha256:
+        raise UserError(f"{out} cannot be resumed: init={built.experiment.init} is not the file that it started from")
 
 
 def _drop_test_values(record: Round, e: Experiment) -> Round:
