@@ -106,7 +106,9 @@ def run(
         environment["rows"] = describe_rows(built.data)
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
-    counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
+    counts = None  # of rows that only the clients have
+    if len(built.shares.rows):
+        counts = label_counts(built.shares, built.data.y, built.data.classes)
     with (
         lock_folder(out, make=True),
         RunFolder.make(out, built.experiment, environment, counts) as folder,
@@ -302,13 +304,6 @@ def _describe_stop(done: int, rounds: int, folder: Path) -> str:
 def is_custom(value: object) -> bool:
     """Whether a setting names an object that was given from Python."""
     return isinstance(value, str) and value.startswith(CUSTOM)
-
-
-def count_labels(built: Built) -> torch.Tensor:
-    """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
-    y = built.data.y
-    labelled = y.dim() == 1 and not y.is_floating_point()
-    return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
 
 
 def resolve_device(device: object) -> str:

@@ -88,10 +88,10 @@ def test_running_statistics_start_from_the_file_too(tmp_path: Path) -> None:
 
 
 def test_a_frozen_weight_must_be_the_models(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    net[1].bias.requires_grad_(False)
-    file = tmp_path / "a.safetensors"
-    save_file({"1.weight": torch.zeros(10, 64), "1.bias": net[1].bias.detach().clone()}, file)
+    layer = nn.Linear(64, 10)
+    layer.bias.requires_grad_(False)
+    net, file = nn.Sequential(nn.Flatten(), layer), tmp_path / "a.safetensors"
+    save_file({"1.weight": torch.zeros(10, 64), "1.bias": layer.bias.detach().clone()}, file)
     assert float(build(replace(E, init=str(file)), model=net).state.w.abs().max()) == 0
     save_file({"1.weight": torch.zeros(10, 64), "1.bias": torch.ones(10)}, file)
     with pytest.raises(UserError, match=r"does not fit the model: 1.bias is frozen, and has other values there$"):
@@ -133,6 +133,14 @@ def test_what_is_no_model_is_named(
     assert main(["run", f"init={init}", "rounds=1", "--out", "r"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+def test_a_path_is_for_the_server_alone() -> None:
+    """A node of a deployment gets w_0 with its orders, and does not look for the file."""
+    from fedveca.deploy.node_process import make_node_cohort
+
+    cohort = make_node_cohort(replace(E, init="/nowhere/a.safetensors"), 0, 10, "as-is")
+    assert cohort.problem.size == 64 * 5 + 5 + 5 * 10 + 10
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

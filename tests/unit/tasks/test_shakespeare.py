@@ -146,6 +146,14 @@ def test_text_models_train_on_roles(tiny: str, model: str) -> None:
     assert all(torch.equal(done.model[name], again.model[name]) for name in done.model)
 
 
+def test_the_partition_of_text_has_rows_and_no_labels(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data=shakespeare", f"data_dir={tiny}", "partition=writer", "clients=6", "model=gpt", "hidden=8"]
+    assert main(["partition", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["client", "rows"]
+    assert len(lines) == 7
+
+
 def test_a_folder_without_the_plays_is_named(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["run", "lstm-shakespeare", f"data_dir={tmp_path / 'empty'}", "--out", str(tmp_path / "r")]) == 2
