@@ -237,8 +237,8 @@ def writer(d: Deal) -> Tensor:
     """Each row to who wrote it; with fewer clients than writers, writers in turn."""
     if d.writer is None:
         raise UserError(
-            "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...), heart, shakespeare "
-            "and synthetic do, mnist does once `fedveca data get qmnist` has found QMNIST's labels"
+            "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...), heart, "
+            "shakespeare and synthetic do, mnist does once `fedveca data get qmnist` has found QMNIST's labels"
         )
     writers = int(d.writer.max()) + 1
     if d.clients > writers:

@@ -45,8 +45,8 @@ def load_heart(request: Request) -> Dataset:
 
 def read_hospital(name: str) -> tuple[Tensor, Tensor]:
     """Features [n, 13] and labels [n] of the rows of a hospital that are complete."""
-    file = resources.files("fedveca.tasks.datasets") / "heart_disease" / f"processed.{name}.data"
-    lines = file.read_text("ascii").split()
+    folder = resources.files("fedveca") / "tasks" / "datasets" / "heart_disease"
+    lines = (folder / f"processed.{name}.data").read_text("ascii").split()
     table = np.array([[float(v) if v not in ("", "?") else math.nan for v in line.split(",")] for line in lines])
     table = table[~np.isnan(table[:, :10]).any(1)]
     kinds = [table[:, column] == kind for column, known in CATEGORIES.items() for kind in known]
