@@ -22,7 +22,17 @@ from fedveca.imports import import_module
 
 PLUGINS = "FEDVECA_PLUGINS"
 PACKAGE = "fedveca.algorithms"
-NAME, COLOUR, DASHES = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|"), ("-", "--", "-.", ":")
+NAME, COLOUR = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|")
+# How a line is dashed: lengths on and off in widths of the line, as matplotlib, Plotly and SVG draw them alike.
+DASHES: dict[str, tuple[float, ...]] = {
+    "-": (),
+    "--": (3.7, 1.6),
+    "-.": (6.4, 1.6, 1, 1.6),
+    ":": (1, 1.65),
+    "__": (8, 2.4),
+    "-..": (6.4, 1.6, 1, 1.6, 1, 1.6),
+    ".": (1, 3.6),
+}
 Class = TypeVar("Class", bound=type[Algorithm])
 
 
@@ -33,7 +43,7 @@ class MethodEntry(NamedTuple):
     algorithm: type[Algorithm]
     title: str
     colour: str  # "" where a view chooses one
-    dash: str  # as matplotlib writes it
+    dash: str  # a name of DASHES
     adaptive: bool  # whether it chooses tau itself
     pooled: bool  # whether all rows are one client's
     paper: int  # its row of the paper's Table I, 0 where it has none
@@ -62,7 +72,8 @@ def method(
         name: What `method=` calls it: lower-case letters, digits, `-` and `_`.
         title: How reports and figures call it; the name where it is empty.
         colour: Its colour there, such as "#D55E00"; one is chosen where it is empty.
-        dash: Its line there, as matplotlib writes it: "-", "--", "-." or ":".
+        dash: Its line there: "-" solid, "--" dashed, "-." dash and dot, ":" dotted, "__" long dashes, "-.." dash and
+            two dots, "." sparse dots.
         adaptive: Whether it chooses the clients' numbers of local steps itself.
         pooled: Whether all rows belong to one client, so that it cannot be deployed.
         paper: Its row of the paper's Table I; 0 where it has none.

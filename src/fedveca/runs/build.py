@@ -217,6 +217,7 @@ def make_problem(
         loss=e.loss if loss is None else loss,
         metric=e.metric if metric is None else metric,
         norm_stats=e.norm_stats,
+        compiled=e.compile == "on",
         inputs=inputs,
     )
 

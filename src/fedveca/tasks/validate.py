@@ -61,6 +61,7 @@ def validate_model(
     *,
     norm_stats: str = "average",
     inputs: Inputs = (),
+    compiled: bool = False,
 ) -> ModuleProblem:
     """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
     make = partial(ModuleProblem, module, said, goal.loss, goal.metric, precision, goal.measure, inputs=inputs)
@@ -104,7 +105,12 @@ def validate_model(
     trial = _try_training(network, said, two)
     fixed = norm_stats == "fixed"
     _check_running(module, said, trial.running, fixed)
-    network = make(running=() if fixed else trial.running, fixed=trial.running if fixed else (), random=trial.random)
+    network = make(
+        running=() if fixed else trial.running,
+        fixed=trial.running if fixed else (),
+        random=trial.random,
+        compiled=compiled,
+    )
     network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)

@@ -29,8 +29,9 @@ from fedveca.tasks.custom import CUSTOM
 Which = Literal["kept", "last"]
 WHICH: tuple[Which, ...] = get_args(Which)
 OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that state none
-# Okabe and Ito's colours, which colour-blind readers can tell apart too.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
+# Okabe and Ito's colours, which colour-blind readers can tell apart too; pink, sky and amber darker, so that a line of
+# any of them has a contrast of at least 3:1 with white.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#BC5E94", "#2B93D1", "#B77900", "#444444")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
 MAY_DIFFER = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three
@@ -42,7 +43,7 @@ class Curve(NamedTuple):
 
     label: str
     colour: str
-    dash: str  # as matplotlib writes it
+    dash: str  # a name of DASHES
     runs: tuple[Run, ...]
 
     @property
@@ -101,7 +102,7 @@ def group_curves(runs: Iterable[Run]) -> list[Curve]:
     for i, (method, mine) in enumerate(zip(names, each, strict=True)):
         title, colour, dash = find_look(method)
         if len(set(names)) < len(names):
-            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+            colour, dash = COLOURS[i % len(COLOURS)], list(DASHES)[i // len(COLOURS) % len(DASHES)]
         settings = asdict(mine[0].experiment)
         label = " ".join([title, *(f"{k}={settings[k]}" for k in differing if concerns(k, method))])
         curves.append(Curve(label, colour, dash, tuple(mine)))

@@ -40,6 +40,7 @@ def model(
     sample: Sample | None = None,
     norm_stats: str = "average",
     inputs: Inputs = (),
+    compiled: bool = False,
 ) -> Problem:
     """Makes the problem that a named model, or a custom module or factory, poses on rows of a shape.
 
@@ -60,6 +61,7 @@ def model(
         sample: Prepared rows and their targets to try model, loss and metric on.
         norm_stats: What becomes of running statistics: "average", "local" or "fixed".
         inputs: How a row is split, where the model takes several inputs.
+        compiled: Whether its operations are fused on a CUDA device.
 
     Returns:
         The model and the loss as pure functions of one vector.
@@ -104,4 +106,4 @@ def model(
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise UserError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
     goal = Goal.of(loss, metric, classes)
-    return validate_model(module, said, goal, x, y, precision, norm_stats=norm_stats, inputs=inputs)
+    return validate_model(module, said, goal, x, y, precision, norm_stats=norm_stats, inputs=inputs, compiled=compiled)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
@@ -30,7 +30,7 @@ from fedveca.views.series import WHICH, Curve, find_best, find_direction, group_
 
 HERE = Path(__file__).parent
 AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
-SVG_DASHES = {"-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3"}
+SVG_DASHES = {name: " ".join(f"{2.5 * part:g}" for part in parts) for name, parts in DASHES.items()}
 ABOUT = {
     "tau": "Brighter is more local steps; next to it are the labels of the client's rows, darker (in dark mode: "
     "brighter) for a larger share.",

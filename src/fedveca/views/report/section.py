@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict, TypeVar, cast
 
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
 from fedveca.views.report.text import name_quantity
@@ -39,7 +39,7 @@ class MetricData(TypedDict):
 class CurveData(TypedDict):
     label: str
     colour: str
-    dash: str
+    dash: list[float]  # on and off, in widths of the line
     strong: bool
     metrics: dict[str, Band]
 
@@ -124,7 +124,7 @@ def _make_section(curves: Sequence[Curve]) -> SectionData:
             {
                 "label": curve.label,
                 "colour": curve.colour,
-                "dash": curve.dash,
+                "dash": list(DASHES[curve.dash]),
                 "strong": curve.method == "fedveca",
                 "metrics": {name: _round_numbers(compute_band(curve.runs, name, 500)) for name in names},
             }

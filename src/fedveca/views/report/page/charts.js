@@ -1,8 +1,6 @@
 "use strict";
 // Draws what views/series.py makes: curves over seeds, heat maps of clients and rounds, partitions. Needs Plotly.
 const charts = (() => {
-  const DASH = { "-": "solid", "--": "dash", "-.": "dashdot", ":": "dot" };
-  const LIGHTER = { "#444444": "#d0d0d0", "#0072B2": "#4aa8ec", "#009E73": "#1fc396", "#D55E00": "#f47b20" };
   const narrow = () => window.innerWidth < 560;
 
   function theme() {
@@ -11,7 +9,17 @@ const charts = (() => {
     return { dark: of("--dark") === "1", ink: of("--ink"), faint: of("--faint"), rule: of("--rule"), panel: of("--panel") };
   }
 
-  const colour = (hex) => (theme().dark && LIGHTER[hex]) || hex;
+  // A method's colour; on dark paper mixed with white until it is bright enough to read.
+  function colour(hex) {
+    if (!theme().dark) return hex;
+    let rgb = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    const bright = () => rgb.map((v) => (v / 255) ** 2.2).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    while (bright() < 0.3) rgb = rgb.map((v) => Math.ceil(v + 0.1 * (255 - v)));
+    return "#" + rgb.map((v) => Math.min(255, v).toString(16).padStart(2, "0")).join("");
+  }
+
+  // Lengths on and off in widths of the line, as the registry of methods has them.
+  const dashed = (parts, width) => (parts.length ? parts.map((v) => `${v * width}px`).join(",") : "solid");
 
   function layout(more) {
     const t = theme();
@@ -54,7 +62,7 @@ const charts = (() => {
       const band = curve.metrics[metric.name];
       if (!band || hidden.has(i)) return;
       const x = band.x[axis], mean = band.mean.map((v) => scale * v), std = band.std.map((v) => scale * v);
-      const ink = colour(curve.colour);
+      const ink = colour(curve.colour), width = curve.strong ? 2.6 : 2;
       sets.push({ mean });
       if (std.some((v) => v > 0)) {
         traces.push({
@@ -65,7 +73,7 @@ const charts = (() => {
       }
       traces.push({
         x, y: mean, name: curve.label, type: "scatter", mode: x.length > 1 ? "lines" : "markers",
-        line: { color: ink, dash: DASH[curve.dash], width: curve.strong ? 2.6 : 1.8 }, customdata: std.map((s, k) => [s, band.seeds[k]]),
+        line: { color: ink, dash: dashed(curve.dash, width), width }, customdata: std.map((s, k) => [s, band.seeds[k]]),
         hovertemplate: `%{y:.4~g}${unit} ±%{customdata[0]:.2~g} (%{customdata[1]})<extra>${escaped(curve.label)}</extra>`,
       });
     });
@@ -165,5 +173,5 @@ const charts = (() => {
     });
   }
 
-  return { curves, heat, line, partition, colour, DASH };
+  return { curves, heat, line, partition, colour };
 })();
