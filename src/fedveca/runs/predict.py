@@ -7,7 +7,6 @@ import json
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +97,7 @@ def _read_rows(path: Path) -> tuple[Tensor, Tensor | None]:
         raise UserError(f"{said} cannot be read: {printable(why)}") from error
 
 
-def _to_native(array: NDArray[Any]) -> NDArray[Any]:
+def _to_native(array: NDArray[np.generic]) -> NDArray[np.generic]:
     """Numbers in this machine's byte order, of a kind that PyTorch has."""
     if array.dtype.kind not in "buif":
         raise UserError(f"its numbers are {array.dtype}; they are floats or whole numbers")

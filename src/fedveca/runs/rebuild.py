@@ -21,7 +21,7 @@ from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.problem import ModuleProblem, Problem
 from fedveca.tasks.validate import ROWS
 
-BLOCK = 1000  # rows of a pass
+PASS_ROWS = 1000  # rows of a pass
 
 
 class SvmScores(nn.Module):
@@ -102,7 +102,7 @@ class RebuiltModel:
         """Scores and classes of prepared rows."""
         module, parts = self.module(), []
         with torch.no_grad():
-            for part in torch.split(x, BLOCK):
+            for part in torch.split(x, PASS_ROWS):
                 try:
                     parts.append(module(part))
                 except IndexError as error:

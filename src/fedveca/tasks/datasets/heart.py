@@ -15,7 +15,7 @@ from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (0, 1, 3, 4, 5, 7, 8, 9)  # numbers and yes or no; the last three of the 13 are missing too often
-CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}  # chest pain and ECG at rest: a column for each but the first
+CATEGORICAL = {2: (2, 3, 4), 6: (1, 2)}  # chest pain and ECG at rest: a column for each but the first
 TRAIN = 0.66
 SPLIT_SEED = 43
 
@@ -49,7 +49,7 @@ def read_hospital(name: str) -> tuple[Tensor, Tensor]:
     lines = (folder / f"processed.{name}.data").read_text("ascii").split()
     table = np.array([[float(v) if v not in ("", "?") else math.nan for v in line.split(",")] for line in lines])
     table = table[~np.isnan(table[:, :10]).any(1)]
-    kinds = [table[:, column] == kind for column, known in CATEGORIES.items() for kind in known]
+    kinds = [table[:, column] == kind for column, known in CATEGORICAL.items() for kind in known]
     x = np.stack([*(table[:, column] for column in COLUMNS), *kinds], 1)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(table[:, 13] > 0, dtype=torch.int64)
 
