@@ -29,6 +29,7 @@ LEVELS = {  # a room imports only rooms of a lower level
     "testing": 5,
     "cli": 6,
     "__init__": 7,
+    "__main__": 7,
 }
 FILES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path

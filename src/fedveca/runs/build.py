@@ -21,17 +21,17 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, explain_error, printable, show_value
-from fedveca.runs.experiment import Experiment, is_path
+from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
 from fedveca.runs.weights import pack_model, read_weights
 from fedveca.tasks import models
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name
@@ -52,6 +52,11 @@ class Built(NamedTuple):
     account: Account | None = None  # of differential privacy
     statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
     init_sha256: str = ""  # of the file that init names
+
+    def __repr__(self) -> str:
+        """One line: what is to run, and how large it is."""
+        rows, size = len(self.data.y), self.problem.size
+        return f"Built({describe_task(self.experiment)}, {rows} training rows, {size} parameters)"
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -254,16 +259,21 @@ def load_data(
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = is_pooled(e.method)
     if custom is None:
-        return data, partition(
-            "case1" if alone else e.partition,
-            data.y,
-            data.classes,
-            1 if alone else e.clients,
-            seed=e.seed,
-            concentration=e.concentration,
-            shards=e.shards,
-            writer=data.writer,
-        )
+        try:
+            return data, partition(
+                "case1" if alone else e.partition,
+                data.y,
+                data.classes,
+                1 if alone else e.clients,
+                seed=e.seed,
+                concentration=e.concentration,
+                shards=e.shards,
+                writer=data.writer,
+            )
+        except UserError as error:
+            if alone or e.partition != find_default("partition", e):
+                raise
+            raise UserError(f"{error} (partition={e.partition} is the default with data={e.data})") from error
     if callable(custom):
         try:
             custom = custom(data, e.clients, e.seed)

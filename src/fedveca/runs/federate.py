@@ -18,6 +18,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
+RecentNorms = deque[tuple[int, Norms]]  # of the last rounds, each with its number
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
@@ -58,6 +59,7 @@ def federate(
     seed: int = 0,
     rollback: Rollback | None = None,
     statistics: RunningStatistics | None = None,
+    recent: RecentNorms | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -73,6 +75,7 @@ def federate(
         seed: The seed that draws them.
         rollback: Where given, a round that raises the estimated loss is undone.
         statistics: The model's running statistics, where it has any; they change from round to round.
+        recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
 
     Yields:
         The state after each round, and the round's record.
@@ -80,7 +83,7 @@ def federate(
     Raises:
         Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite.
     """
-    recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
+    recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
         start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
@@ -91,13 +94,13 @@ def federate(
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": state.tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advise(recent)}")
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {advise(recent)}")
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             after, recorded = algorithm.update(state, answered, p, report)
             if not bool(torch.isfinite(after.w).all()):
-                raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advise(recent)}")
+                raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
             seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
             if rollback:
@@ -145,7 +148,7 @@ def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
     return size / size.sum()
 
 
-def _advise(recent: Iterable[tuple[int, Norms]]) -> str:
+def advise(recent: Iterable[tuple[int, Norms]]) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
     most, advice = MARGIN, "a smaller lr usually helps"
     for k, (ids, norms) in recent:

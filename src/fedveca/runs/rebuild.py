@@ -15,9 +15,9 @@ from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import Json, RowForm
 from fedveca.runs.weights import pack_model
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.problem import ModuleProblem, Problem
 from fedveca.tasks.validate import ROWS
 

@@ -46,6 +46,7 @@ class Round(Evaluation, total=False):
     premise: float | None
     epsilon: float | None
     faults: list[Fault]
+    warning: str
     bytes_down: int
     bytes_up: int
     seconds: float
@@ -67,6 +68,7 @@ class Summary(TypedDict, total=False):
     last: ModelResult
     kept: ModelResult
     epsilon: float
+    warnings: list[str]
     stopped: str
 
 
@@ -111,7 +113,7 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "flag", "clients", "faults"] = "number"
+    kind: Literal["number", "per client", "flag", "clients", "faults", "text"] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -127,6 +129,7 @@ SCHEMA = {
         Quantity("ids", "Clients that answered", "clients", whole=True),
         Quantity("left_out", "Clients left out", "clients", formula="asked, but no finite answer", whole=True),
         Quantity("faults", "Faults", "faults"),
+        Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
         Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
         Quantity("beta", "Smoothness β", "per client", symbol="β", formula="max ‖∇F_i(w_k) − g_λ‖ / ‖w_k − w_λ‖"),
@@ -259,6 +262,8 @@ def validate_summary(summary: Mapping[str, object]) -> TypeGuard[Summary]:
 def _is_valid(quantity: Quantity, value: object) -> bool:
     if quantity.kind == "flag":
         return isinstance(value, bool)
+    if quantity.kind == "text":
+        return isinstance(value, str)
     if quantity.kind == "faults":
         return isinstance(value, list)
     good = is_count if quantity.whole else _is_number_or_null

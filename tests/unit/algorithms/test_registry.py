@@ -261,7 +261,7 @@ def test_a_decorated_class_stays_itself_and_can_be_defined_again(clean: None) ->
     title, colour, dash = find_look("plain")
     assert (title, dash) == ("again", "-")
     assert re.fullmatch("#[0-9A-F]{6}", colour)
-    assert make_method(Experiment(method="plain")) == Plain(0.01, 0.5)
+    assert make_method(Experiment(method="plain", lr=0.01)) == Plain(0.01, 0.5)
 
 
 @pytest.mark.parametrize(

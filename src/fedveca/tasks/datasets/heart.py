@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (0, 1, 3, 4, 5, 7, 8, 9)  # numbers and yes or no; the last three of the 13 are missing too often
@@ -20,7 +20,11 @@ TRAIN = 0.66
 SPLIT_SEED = 43
 
 
-@dataset("heart", "740 patients of four hospitals, with or without heart disease")
+@dataset(
+    "heart",
+    "740 patients of four hospitals, with or without heart disease",
+    Recommended(model="logistic", partition="iid", rounds=15, batch=4),
+)
 def load_heart(request: Request) -> Dataset:
     """UCI's Heart Disease as FLamby's Fed-Heart-Disease has it: features, split and scale.
 

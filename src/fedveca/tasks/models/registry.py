@@ -36,17 +36,18 @@ class ModelEntry(NamedTuple):
     build: Callable[[Task], nn.Module | SquaredSvm]
     text: str
     tokens: bool = False  # whether its rows are whole numbers for an Embedding
+    lr: float = 0.01  # the learning rate of an experiment that names none
 
 
 MODELS: dict[str, ModelEntry] = {}
 Build = TypeVar("Build", bound=Callable[[Task], nn.Module | SquaredSvm])
 
 
-def named_model(name: str, text: str, *, tokens: bool = False) -> Callable[[Build], Build]:
+def named_model(name: str, text: str, *, tokens: bool = False, lr: float = 0.01) -> Callable[[Build], Build]:
     """Registers the function below it as the model `name`."""
 
     def register(build: Build) -> Build:
-        MODELS[name] = ModelEntry(build, text, tokens)
+        MODELS[name] = ModelEntry(build, text, tokens, lr)
         return build
 
     return register

@@ -127,13 +127,13 @@ def _start_convolutions(module: nn.Module, init: str) -> None:
                 nn.init.zeros_(part.bias)
 
 
-@named_model("vgg11", "VGG-11 with FedNova's small head, for images")
+@named_model("vgg11", "VGG-11 with FedNova's small head, for images", lr=0.02)
 def build_vgg11(task: Task) -> nn.Module:
     require_images("vgg11", task, 8)
     return Vgg11(task.shape, task.outputs, task.hidden, task.norm, task.dropout, task.init)
 
 
-@named_model("resnet18", "ResNet-18 for images, with GroupNorm unless norm=batch")
+@named_model("resnet18", "ResNet-18 for images, with GroupNorm unless norm=batch", lr=0.1)
 def build_resnet18(task: Task) -> nn.Module:
     require_images("resnet18", task, 8)
     return ResNet18(task.shape, task.outputs, task.hidden, task.norm, task.init)

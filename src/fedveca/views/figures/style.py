@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -24,7 +26,8 @@ from fedveca.algorithms.registry import DASHES
 from fedveca.errors import UserError, printable
 from fedveca.views.paths import require_file, write_file
 
-matplotlib.use("Agg")
+if "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:  # else a notebook or a program chose one
+    matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.transforms import ScaledTranslation
 
