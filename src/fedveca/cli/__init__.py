@@ -7,7 +7,21 @@ import os
 import sys
 from functools import partial
 
-from fedveca.cli import board, compare, completion, data, deploy, figure, partition, report, run, runs, study
+from fedveca.cli import (
+    board,
+    compare,
+    completion,
+    data,
+    deploy,
+    export,
+    figure,
+    partition,
+    predict,
+    report,
+    run,
+    runs,
+    study,
+)
 from fedveca.cli import list as list_
 from fedveca.cli.parser import MainParser, explain_unknown
 from fedveca.errors import UserError
@@ -23,6 +37,7 @@ BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 COMMAND_GROUPS = {
     "run": (run, compare, study, partition),
     "look at results": (runs, report, figure, board),
+    "use the model": (predict, export),
     "deploy": (deploy,),
     "find out more": (list_, data, completion),
 }

@@ -36,7 +36,7 @@ LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what se
 
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
 MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
-DataName = Literal["cifar10", "digits", "fashion-mnist", "mnist", "synthetic"]
+DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
@@ -51,6 +51,7 @@ Norm = Literal["auto", "none", "group", "batch"]
 NormStatistics = Literal["average", "local", "fixed"]
 Compile = Literal["off", "on"]
 Wire = Literal["float32", "float16", "bfloat16"]
+_INITS = get_args(Init)
 
 
 class TaskDefault(NamedTuple):
@@ -162,7 +163,9 @@ class Experiment:
         "auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=get_args(Norm)
     )
     dropout: float = _task.rare(0.0, "vgg11, lstm, gpt: share of units dropped in local steps", low=0, high=0.95)
-    init: Init = _task.rare("paper", "w_0 as each model was published, or PyTorch's", of=get_args(Init))
+    init: Init | str = _task.rare(
+        "paper", "w_0: paper, as each model was published; torch, PyTorch's; or the path of a model or a run folder"
+    )
     pixels: Pixels = _task.rare("auto", "how rows become inputs", of=get_args(Pixels))
     precision: Precision = _task.rare("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
     compile: Compile = _machines.rare(
@@ -216,6 +219,12 @@ class Experiment:
         if self.model not in _MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
             hint = suggest(self.model, _MODELS)
             raise UserError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
+        if self.init not in _INITS and not is_path(self.init):
+            hint = suggest(self.init, _INITS)
+            raise UserError(
+                f"init={printable(self.init)} is not known{hint}; it is {', '.join(_INITS)}, or the path of a "
+                ".safetensors file or of a run folder, such as ./NAME"
+            )
         parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
@@ -265,6 +274,11 @@ class Experiment:
     def toml(self) -> str:
         """Complete: enough to run it again."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in dataclasses.asdict(self).items())
+
+
+def is_path(init: str) -> bool:
+    """Whether `init` names a file or a folder."""
+    return init not in _INITS and (init.endswith(".safetensors") or "/" in init or "\\" in init)
 
 
 TYPES: dict[str, type] = {

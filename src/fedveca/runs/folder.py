@@ -35,6 +35,7 @@ from fedveca.runs.schema import (
     validate_round,
     validate_summary,
 )
+from fedveca.runs.weights import MODEL_FILE, StoredModel
 from fedveca.safe_files import open_regular
 from fedveca.version import __version__
 
@@ -53,7 +54,7 @@ FILES = (
     "rounds.jsonl",
     LAST,
     FORMER,
-    "model.safetensors",
+    MODEL_FILE,
     "summary.json",
     "trackers.json",
     STOP_MARK,
@@ -77,7 +78,8 @@ class Run:
         experiment: Its settings.
         rounds: One record per round: see `fedveca.runs.schema.Round` and docs/metrics.md.
         summary: The closing summary; empty where the run has not ended.
-        model: The kept model's parameters by name; empty where the run was opened from a folder.
+        model: The kept model's parameters by name, ready for `load_state_dict`; empty where the run has not ended.
+            Of a run that was opened from a folder they are read when they are first used.
         folder: The run folder; None for a run in memory.
         directions: What a custom metric stated about itself: whether higher or lower is better.
         environment: Versions and machine; empty where the run was opened from a folder, which has them.
@@ -86,7 +88,7 @@ class Run:
     experiment: Experiment
     rounds: list[Round]
     summary: Summary
-    model: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    model: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     folder: Path | None = None
     directions: dict[str, Direction] = field(default_factory=dict, repr=False)
     environment: Environment = field(default_factory=Environment, repr=False)
@@ -108,7 +110,7 @@ class Run:
             folder: The folder that `run`, `compare` or a deployment wrote; the run may still be under way.
 
         Returns:
-            The run, without the model's parameters.
+            The run.
 
         Raises:
             UserError: Where it is not a run folder, or holds what no run writes.
@@ -125,7 +127,7 @@ class Run:
                 record = parse_object(text, f"line {k + 1} of rounds.jsonl")
                 if validate_round(record, k):  # at once: what is invalid is not read to its end
                     rounds.append(record)
-            return Run(experiment, rounds, cast(Summary, summary), {}, folder, read_directions(folder))
+            return Run(experiment, rounds, cast(Summary, summary), StoredModel(folder), folder, read_directions(folder))
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
@@ -308,12 +310,12 @@ class RunFolder:
         with guard_writing(self.path):
             write_atomic(self.path / STOP_MARK, _encode({"rounds": done, "of": rounds, "time": round(time.time(), 3)}))
 
-    def write_end(self, summary: Summary, model: dict[str, Tensor]) -> None:
+    def write_end(self, summary: Summary, model: Mapping[str, Tensor]) -> None:
         """Writes the kept model and, last, the summary."""
         from safetensors.torch import save
 
         with guard_writing(self.path):
-            write_atomic(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
+            write_atomic(self.path / MODEL_FILE, save({name: v.contiguous() for name, v in model.items()}))
             write_atomic(self.path / "summary.json", _encode(summary, indent=2))
 
     def __enter__(self) -> RunFolder:

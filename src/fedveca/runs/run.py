@@ -19,11 +19,12 @@ from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
-from fedveca.runs.build import Built, build
+from fedveca.runs.build import Built, build, describe_rows
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
 from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, is_path
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
     FORMER,
     LAST,
@@ -102,12 +103,18 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if built.init_sha256:
+        environment["init_sha256"] = built.init_sha256
+    if not built.data.inputs:
+        environment["rows"] = describe_rows(built.data)
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
     if out is None:
         return replace(_run_rounds(built, device, keeper, [], None, observers), environment=environment)
     out = Path(out)
-    counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
+    counts = None  # of rows that only the clients have
+    if len(built.shares.rows):
+        counts = label_counts(built.shares, built.data.y, built.data.classes)
     with (
         lock_folder(out, make=True),
         RunFolder.make(out, built.experiment, environment, counts) as folder,
@@ -166,7 +173,12 @@ def resume(
             raise UserError(f"{out} was made with custom objects ({objects}); resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
-        built = build(e, device, cohort=cohort, **custom)
+        if is_path(e.init) and any((out / name).exists() for name in (LAST, FORMER)):
+            built = build(replace(e, init="paper"), device, cohort=cohort, **custom)  # its file is not needed any more
+            built = built._replace(experiment=replace(built.experiment, init=e.init))
+        else:
+            built = build(e, device, cohort=cohort, **custom)
+            _check_init(out, built)
         keeper, note = _find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
@@ -290,6 +302,15 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
     return keeper, note
 
 
+def _check_init(out: Path, built: Built) -> None:
+    """UserError where the file that `init` names is not the one that the run was started with."""
+    with contextlib.suppress(OSError, ValueError):
+        if read_object(out, "environment.json").get("init_sha256", "") == built.init_sha256:
+            return
+    if built.init_sha256:
+        raise UserError(f"{out} cannot be resumed: init={built.experiment.init} is not the file that it started from")
+
+
 def _drop_test_values(record: Round, e: Experiment) -> Round:
     """A line as a run of e.rounds writes it: what was its last round need not be any more."""
     k = record["round"] + 1
@@ -318,13 +339,6 @@ def _describe_stop(done: int, rounds: int, folder: Path) -> str:
 def is_custom(value: object) -> bool:
     """Whether a setting names an object that was given from Python."""
     return isinstance(value, str) and value.startswith(CUSTOM)
-
-
-def count_labels(built: Built) -> torch.Tensor:
-    """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
-    y = built.data.y
-    labelled = y.dim() == 1 and not y.is_floating_point()
-    return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
 
 
 def resolve_device(device: object) -> str:

@@ -81,6 +81,16 @@ class Partition(TypedDict):
     labels: list[list[int]]
 
 
+class RowForm(TypedDict):
+    """What rows and targets look like, so that a model can be built again without its data."""
+
+    shape: list[int]  # of a row
+    tokens: bool  # whether rows are whole numbers for an Embedding
+    targets: list[int]  # shape of the targets of a row; empty for one
+    classes: int  # 0 where the targets are numbers
+    pixels: str  # how a row becomes an input
+
+
 class Environment(TypedDict, total=False):
     """environment.json: what a result may depend on besides the settings, and who resumes the run."""
 
@@ -93,6 +103,8 @@ class Environment(TypedDict, total=False):
     device: str
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
+    rows: RowForm  # what a model of the run takes
+    init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
 

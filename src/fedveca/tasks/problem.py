@@ -220,8 +220,9 @@ class ModuleProblem:
         self.running = {name: buffers[name].shape for name in running}
         self.statistics = sum(math.prod(shape) for shape in self.running.values())
         self.random, self.row_bytes = random, 0
-        convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
-        self.mapped = not (convolves or running or random)
+        single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
+        slower = any(isinstance(m, single) for m in module.modules())
+        self.mapped = not (slower or running or random)
         self.compiled = compiled and not (running or random)
         self._programs: dict[bool, Program] = {}  # by whether it is for training
         self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share

@@ -16,7 +16,7 @@ from zygote import Zygote, zygote
 
 from fedveca.cli import SHORT_OF_MEMORY, main
 from fedveca.runs import resources as room
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import KNOWN_MODELS, Experiment
 from fedveca.runs.interrupt import is_out_of_memory
 
 Capture = pytest.CaptureFixture[str]
@@ -28,10 +28,7 @@ ROOM = 4 << 30  # bytes of address space where a command may ask for too many
 PRESETS = {  # what they hold, and what is said of it
     "newline": (r'data = "custom:x\ntouch PWN\n#"', f"data=custom:x\\ntouch PWN\\n# {OBJECT}"),
     "escape": (r'method = "custom:\u001b[2J"', f"method=custom:\\x1b[2J {OBJECT}"),
-    "quote": (
-        "model = 'a\"b:f'",
-        'model=a"b:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory',
-    ),
+    "quote": ("model = 'a\"b:f'", f'model=a"b:f is not known; it is {KNOWN_MODELS}'),
     "model": (r'model = "a\nb:f"', f"model='a\\nb:f' {LINE}"),
     "track": (r'track = "wandb\n"', f"track='wandb\\n' {LINE}; allowed: some of "),
     "faults": (r'faults = "drop:0.1\r"', f"faults='drop:0.1\\r' {LINE}"),
@@ -169,10 +166,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data; accuracy "),
         (["compare", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data"),
         (["run", "loss=squared_error"], "loss (squared_error) cannot take scores [2, 10] and targets [2]"),
-        (
-            ["run", "model=:f"],
-            "model=:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
-        ),
+        (["run", "model=:f"], f"model=:f is not known; it is {KNOWN_MODELS}"),
         (["run", "model=a:"], "model=a: is not known"),
         (["run", "model=..:f"], "model=..:f cannot be imported: "),
         (["run", "model=a/b:f"], "model=a/b:f is not known"),

@@ -25,6 +25,7 @@ from fedveca.errors import UserError
 from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_method
 from fedveca.runs.experiment import (
     FIELDS,
+    KNOWN_MODELS,
     TYPES,
     Experiment,
     TaskDefault,
@@ -38,6 +39,7 @@ from fedveca.runs.experiment import (
     range_of,
     read_experiment,
 )
+from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.models import MODELS
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
@@ -138,7 +140,7 @@ def test_words_refused(word: str, said: str) -> None:
         ("rounds", True, "rounds=True is not int; allowed: >= 1"),
         ("rounds", "3", "rounds='3' is not int; allowed: >= 1"),
         ("lr", "3", "lr='3' is not float; allowed: > 0"),
-        ("data", 3, "data=3 is not str; allowed: cifar10 | digits | fashion-mnist | mnist | synthetic"),
+        ("data", 3, f"data=3 is not str; allowed: {' | '.join(DATASETS)}"),
         ("data_dir", "a\udcffb", "data_dir='a\\udcffb' is not UTF-8 text"),
         ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
         ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
@@ -156,32 +158,16 @@ def test_words_refused(word: str, said: str) -> None:
         ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
         ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
         ("model", "a\nb:f", "model='a\\nb:f' holds a control character or the end of a line"),
-        (
-            "model",
-            'a"b:f',
-            'model=a"b:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory',
-        ),
-        (
-            "model",
-            "a;b:f",
-            "model=a;b:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
-        ),
-        (
-            "model",
-            ":f",
-            "model=:f is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
-        ),
+        ("model", 'a"b:f', f'model=a"b:f is not known; it is {KNOWN_MODELS}'),
+        ("model", "a;b:f", f"model=a;b:f is not known; it is {KNOWN_MODELS}"),
+        ("model", ":f", f"model=:f is not known; it is {KNOWN_MODELS}"),
         ("lr", 1e308, "lr=1e+308 is out of range; at most 1e+38"),
         ("concentration", 1e308, "concentration=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e308, "dp_noise=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e-300, "dp_noise=1e-300 is out of range; allowed: 0 or >= 1e-30"),
         ("faults", "scale:0.5:1e308", "faults=scale:0.5:1e308: a factor is a number in [-1e+38, 1e+38], not 1e308"),
         ("faults", "scale:0.5:nan", "faults=scale:0.5:nan: a factor is a finite number, not nan"),
-        (
-            "model",
-            "nn",
-            "model=nn is not known (did you mean cnn?); it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory",
-        ),
+        ("model", "nn", f"model=nn is not known (did you mean cnn?); it is {KNOWN_MODELS}"),
     ],
 )
 def test_values_refused(key: str, value: Any, said: str) -> None:
@@ -198,7 +184,8 @@ def test_whole_numbers_are_numbers_too() -> None:
 
 
 def test_presets_are_valid_and_as_the_paper_says() -> None:
-    assert presets() == [
+    paper = [name for name in presets() if name.endswith(("case1", "case2", "case3"))]
+    assert paper == [
         "cnn-cifar10-case3",
         "cnn-mnist-case3",
         "digits-case3",
@@ -206,7 +193,7 @@ def test_presets_are_valid_and_as_the_paper_says() -> None:
         "svm-mnist-case2",
         "svm-mnist-case3",
     ]
-    for name in presets():
+    for name in paper:
         e = Experiment(**preset(name))
         kind, *data, case = name.split("-")
         assert (e.clients, e.partition, e.alpha, e.tau_0, e.tau_max) == (5, case, 0.95, 10, 50)

@@ -88,6 +88,12 @@ def test_many_clients_have_the_gradients_of_each_alone(name: str) -> None:
         torch.testing.assert_close((together[0][i], together[1][i]), (alone[0][0], alone[1][0]), rtol=1e-4, atol=1e-5)
 
 
+def test_recurrent_layers_take_clients_one_by_one() -> None:
+    """PyTorch has no form of them for many clients at once, and warns; the transformer is written so that it has."""
+    assert not make("lstm").mapped
+    assert make("gpt").mapped
+
+
 def test_the_numbers_of_parameters() -> None:
     def count(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters())
@@ -236,7 +242,7 @@ def test_norm_and_dropout_are_where_they_were_asked_for() -> None:
         (lambda: model("vgg11", (60,), 10), r"model=vgg11 needs images .* of 8 x 8 or more, not \[60\]"),
         (
             lambda: model("resnet18", (3, 32, 7), 10),
-            r"model=resnet18 needs images .* of 8 x 8 or more, not \[3, 32, 7\]",
+            r"model=resnet18 needs images .* not \[3, 32, 7\]",
         ),
         (
             lambda: model("lstm", (60,), 10),
@@ -300,13 +306,15 @@ def test_every_batch_norm_becomes_a_group_norm_of_a_copy() -> None:
     assert isinstance(net.row, nn.BatchNorm1d)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in made.modules())
     assert not list(made.buffers())
-    image, volume = made.image[1][0], made.volume  # type: ignore[index, union-attr]
+    assert isinstance(made, Mixed)
+    image, volume = made.image[1][0], made.volume  # type: ignore[index]
+    assert isinstance(image, nn.GroupNorm)
     assert (image.num_groups, image.num_channels, image.weight.dtype) == (2, 8, torch.float64)
     assert not image.weight.requires_grad
     assert image.bias.requires_grad
-    assert (volume.num_groups, volume.eps) == (2, 1e-3)
+    assert (getattr(volume, "num_groups", 0), volume.eps) == (2, 1e-3)
     assert made.row.weight is None
-    assert torch.equal(made.fc.weight, net.fc.weight)  # type: ignore[arg-type]
+    assert torch.equal(made.fc.weight, net.fc.weight)
     assert made(torch.randn(4, 3, 6, 6, dtype=torch.float64)).shape == (4, 2)
     assert isinstance(models.to_group_norm(nn.BatchNorm2d(4)), nn.GroupNorm)
 
@@ -345,7 +353,7 @@ def test_what_cannot_be_converted_is_named(module: nn.Module, groups: int, said:
 
 
 def test_a_lazy_batch_norm_is_named() -> None:
-    with pytest.raises(UserError, match="^0 is a lazy BatchNorm; call the model once before it is converted$"):
+    with pytest.raises(UserError, match=r"^0 is a lazy BatchNorm; call the model once before it is converted$"):
         models.to_group_norm(nn.Sequential(nn.LazyBatchNorm2d()))
 
 

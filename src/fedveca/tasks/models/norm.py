@@ -44,8 +44,9 @@ def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
 
     Examples:
         >>> from torch import nn
-        >>> to_group_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1]
-        GroupNorm(24, 48, eps=1e-05, affine=True)
+        >>> made = to_group_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))
+        >>> made[1].num_groups
+        24
     """
     if type(groups) is not int or groups < 1:
         raise UserError(f"groups={show_value(groups)} is out of range; it is a whole number from 1 up")
@@ -56,7 +57,7 @@ def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
 
 
 def _check(batch: nn.modules.batchnorm._BatchNorm, name: str) -> None:
-    if any(nn.parameter.is_lazy(v) for v in (batch.weight, batch.running_mean)):
+    if any(nn.parameter.is_lazy(v) for v in (*batch.parameters(), *batch.buffers())):
         raise UserError(f"{name} is a lazy BatchNorm; call the model once before it is converted")
     if batch.num_features == 1 and isinstance(batch, nn.BatchNorm1d):
         raise UserError(f"{name} is a BatchNorm1d of one channel; normalised within a row it would be a constant")

@@ -119,13 +119,13 @@ class Gpt(nn.Module):
         return out
 
 
-@named_model("lstm", "an LSTM that predicts the next token of each place", tokens=True)
+@named_model("lstm", "an LSTM that predicts the next token of each place", tokens=True, lr=0.8)
 def build_lstm(task: Task) -> nn.Module:
     require_sequences("lstm", task)
     return TokenLstm(task.outputs, task.hidden, task.layers, task.dropout)
 
 
-@named_model("gpt", "a small causal transformer that predicts the next token of each place", tokens=True)
+@named_model("gpt", "a small causal transformer that predicts the next token of each place", tokens=True, lr=0.3)
 def build_gpt(task: Task) -> nn.Module:
     require_sequences("gpt", task)
     return Gpt(task.outputs, task.shape[0], task.hidden, task.layers, task.dropout, task.init)

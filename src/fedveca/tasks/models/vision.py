@@ -104,14 +104,11 @@ class ResNet18(nn.Module):
             stem.append(nn.MaxPool2d(3, 2, 1))
         self.stem = nn.Sequential(*stem)
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
-        self.stages = nn.Sequential(
-            *(
-                nn.Sequential(
-                    ResidualBlock(before, size, 1 + (size > before), norm), ResidualBlock(size, size, 1, norm)
-                )
-                for before, size in itertools.pairwise(sizes)
-            )
-        )
+        stages: list[nn.Module] = []
+        for before, size in itertools.pairwise(sizes):
+            stride = 1 + (size > before)
+            stages.append(nn.Sequential(ResidualBlock(before, size, stride, norm), ResidualBlock(size, size, 1, norm)))
+        self.stages = nn.Sequential(*stages)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.fc = nn.Linear(sizes[-1], classes)
         _start_convolutions(self, init)
@@ -130,13 +127,13 @@ def _start_convolutions(module: nn.Module, init: str) -> None:
                 nn.init.zeros_(part.bias)
 
 
-@named_model("vgg11", "VGG-11 with FedNova's small head, for images")
+@named_model("vgg11", "VGG-11 with FedNova's small head, for images", lr=0.02)
 def build_vgg11(task: Task) -> nn.Module:
     require_images("vgg11", task, 8)
     return Vgg11(task.shape, task.outputs, task.hidden, task.norm, task.dropout, task.init)
 
 
-@named_model("resnet18", "ResNet-18 for images, with GroupNorm unless norm=batch")
+@named_model("resnet18", "ResNet-18 for images, with GroupNorm unless norm=batch", lr=0.1)
 def build_resnet18(task: Task) -> nn.Module:
     require_images("resnet18", task, 8)
     return ResNet18(task.shape, task.outputs, task.hidden, task.norm, task.init)

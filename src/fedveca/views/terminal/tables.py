@@ -27,10 +27,11 @@ def make_model_table(run: Run) -> Table:
 
 
 def make_partition_table(counts: Tensor) -> Table:
-    """Label counts [N, classes], one row per client."""
+    """Label counts [N, classes], one row per client; a single column is the rows alone."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("client", *map(str, range(counts.shape[1])), "rows"):
+    labels = counts.shape[1] if counts.shape[1] > 1 else 0
+    for heading in ("client", *map(str, range(labels)), "rows"):
         table.add_column(heading, justify="right")
     for i, row in enumerate(counts.tolist()):
-        table.add_row(str(i), *(str(c) if c else "·" for c in row), str(sum(row)))
+        table.add_row(str(i), *(str(c) if c else "·" for c in row[:labels]), str(sum(row)))
     return table
