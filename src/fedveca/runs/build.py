@@ -91,8 +91,9 @@ def build(
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or not data.classes or loss is not None or metric is not None
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
+    sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
+    if e.data.startswith(CUSTOM) or loss is not None or metric is not None:
+        sample = prepare(data.x_test, data.pixels), data.y_test
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
         make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
@@ -105,7 +106,7 @@ def build(
     state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
     running = problem.initial_statistics().to(device)
     check_statistics(e, problem)
-    check_memory(e, algorithm, state)
+    check_memory(e, algorithm, state, problem.statistics)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e, statistics=running)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
@@ -125,6 +126,12 @@ def build(
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
     return Built(data, shares, problem, algorithm, cohort, state, e, account, running)
+
+
+def choose_sample(x: Tensor, y: Tensor, classes: int, pixels: str, inputs: Inputs) -> Sample | None:
+    """Real rows to try a model on, where random numbers and one label per row would not do."""
+    usual = classes and x.dtype != torch.int64 and y.dim() == 1 and not inputs
+    return None if usual else (prepare(x, pixels), y)
 
 
 def check_statistics(e: Experiment, problem: Problem) -> None:
