@@ -39,7 +39,9 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.tasks.custom import from_hugging_face as from_hugging_face
     from fedveca.tasks.custom import from_partitioner as from_partitioner
     from fedveca.tasks.custom import from_torch as from_torch
+    from fedveca.tasks.custom import pad_sequences as pad_sequences
     from fedveca.tasks.datasets.dataset import Dataset as Dataset
+    from fedveca.tasks.losses import WeightedCrossEntropy as WeightedCrossEntropy
     from fedveca.tasks.losses import metric as metric
 
 _PUBLIC = {  # by module, which is loaded when one of its names is first used
@@ -58,9 +60,9 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "runs.observers": "Observer",
     "runs.overrides": "CustomObjects",
     "runs.run": "resume run",
-    "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch",
+    "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch pad_sequences",
     "tasks.datasets.dataset": "Dataset",
-    "tasks.losses": "metric",
+    "tasks.losses": "WeightedCrossEntropy metric",
 }
 _MODULES = {"statistics": "runs.statistics", "testing": "testing"}
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}

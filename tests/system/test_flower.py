@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -88,8 +89,11 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("flower")
-    with Federation(folder / "deployment", NODES) as federation:
-        yield Bench(federation, folder)
+    helpers = Path(__file__).parents[1] / "helpers"  # where nodes find the networks of real_models
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join((str(helpers), os.environ.get("PYTHONPATH", ""))))
+        with Federation(folder / "deployment", NODES) as federation:
+            yield Bench(federation, folder)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +178,18 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
 def test_corrected_equals_the_simulator(bench: Bench) -> None:
     done = bench.run(replace(E, method="corrected", rounds=3, keep="last"), "corrected")
     expected = run(done.experiment, device="cpu")
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
+    same(done.folder, expected.model, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [("encoder", {"clients": NODES}), ("normed", {"norm_stats": "local"}), ("resnet", {"norm_stats": "average"})],
+    ids=["dropout", "local", "resnet"],
+)
+def test_a_real_network_equals_the_simulator(bench: Bench, network: str, words: dict[str, Any]) -> None:
+    e = replace(E, model=f"real_models:{network}", rounds=3, batch=8, tau_0=2, probe=16, **words)
+    done, expected = bench.run(e, f"real-{network}"), run(e, device="cpu")
     assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
     same(done.folder, expected.model, 1e-6)
 

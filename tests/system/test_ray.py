@@ -102,6 +102,24 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
 
 
 @pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("encoder", {"participation": 0.5}),
+        ("resnet", {"norm_stats": "average"}),
+        ("resnet", {"norm_stats": "local", "participation": 0.5}),
+        ("resnet", {"norm_stats": "fixed"}),
+    ],
+    ids=["dropout", "average", "local", "fixed"],
+)
+def test_a_real_network_on_ray_gives_the_local_engines_model(network: str, words: dict[str, Any]) -> None:
+    e = replace(MLP, model=f"real_models:{network}", clients=4, batch=8, tau_0=2, rounds=3, probe=16, **words)
+    ours, theirs = (run(replace(e, engine=engine), device="cpu") for engine in ("local", "ray"))
+    assert max(float((v - theirs.model[name]).abs().max()) for name, v in ours.model.items()) < 1e-6
+    assert [r["tau"] for r in ours.rounds] == [r["tau"] for r in theirs.rounds]
+
+
+@pytest.mark.usefixtures("cores")
 def test_what_the_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(ValueError, match=r"worker_gpus=0.5: 2 workers need more GPUs than the cluster's 0"):
         build(replace(WIDE, worker_gpus=0.5))
