@@ -1,7 +1,8 @@
 """LoRA: a language model whose adapters alone are trained and travel; needs `pip install transformers peft`.
 
-`make` is also a factory for real devices: `fedveca deploy init kit model=lora:make`, with this file on each of them.
-Their frozen weights come from their own disk, and a device whose frozen weights are not the server's is rejected.
+On real devices that have this file, `make` is `model=lora:make` of `fedveca deploy init`, and `load` is what
+FEDVECA_NODE_DATA and FEDVECA_TEST_DATA name, lora:load. Each device takes the frozen weights from its own disk; one
+whose frozen weights are not the server's is rejected.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from fedveca import Experiment, from_arrays, run
+from fedveca import Dataset, Experiment, from_arrays, run
 
 LETTERS, LENGTH = 32, 12
 
@@ -34,18 +35,17 @@ def make(shape: tuple[int, ...], classes: int) -> nn.Module:
     return cast(nn.Module, get_peft_model(build_base(), lora))
 
 
-def make_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load() -> Dataset:
     """Six people who count, each in steps of another length; the label of a place is the letter after it."""
     draw = np.random.default_rng(0)
     owner = np.repeat(np.arange(6), 60)
     rows = (draw.integers(0, LETTERS, len(owner))[:, None] + (1 + owner % 3)[:, None] * np.arange(LENGTH)) % LETTERS
     labels = np.concatenate([rows[:, 1:], np.full((len(rows), 1), -100)], 1)  # the last place has none
-    return rows, labels, owner
+    return from_arrays(rows, labels, writer=owner, tokens=True, classes=LETTERS, name="counting")
 
 
 if __name__ == "__main__":
-    rows, labels, owner = make_data()
-    data = from_arrays(rows, labels, writer=owner, tokens=True, classes=LETTERS, name="counting")
+    data = load()
     experiment = Experiment(
         method="fedavg", partition="writer", clients=6, rounds=8, batch=16, lr=0.5, tau_0=8, keep="last"
     )

@@ -67,6 +67,8 @@ def _ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        helpers = str(Path(__file__).parents[1] / "helpers")  # where workers find the networks of real_models
+        environment.setenv("PYTHONPATH", os.pathsep.join((helpers, os.environ.get("PYTHONPATH", ""))))
         yield
         ray.shutdown()
 

@@ -110,6 +110,25 @@ def test_a_loader_may_give_tokens_a_mask_and_labels_of_places(tmp_path: Path, mo
     assert largest_difference(done, want) < 1e-6
 
 
+@pytest.mark.slow
+def test_the_lora_example_over_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "examples"))
+    for name in ("FEDVECA_NODE_DATA", "FEDVECA_TEST_DATA"):
+        monkeypatch.setenv(name, "lora:load")
+    e = replace(E, model="lora:make", clients=1, rounds=2, tau_0=2, method="fedavg")
+    make_node_cohort.cache_clear()
+    done = over_nodes(e, tmp_path, load_test_data(e))
+    import lora  # type: ignore[import-not-found]
+
+    data = lora.load()
+    want = run(e, data=data, partition=[list(range(len(data.x)))], model=lora.make, device="cpu")
+    assert largest_difference(done, want) < 1e-6
+    assert {name for name, v in done.model.items() if not torch.equal(v, lora.make((), 0).state_dict()[name])} == {
+        name for name in done.model if "lora_" in name
+    }
+
+
 @pytest.fixture
 def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Writes the frozen part that a node finds on its disk, shifted."""

@@ -424,7 +424,7 @@ def test_gpt2_learns_as_a_language_model_and_its_tied_weights_stay_tied() -> Non
     data = from_arrays(rows, y, tokens=True, classes=20)
     torch.manual_seed(0)
     module = gpt2(20, 6)
-    done = run(replace(E, lr=0.5), data=data, model=module)
+    done = run(replace(E, lr=0.1, tau_0=10, partition="iid"), data=data, model=module)
     assert torch.equal(done.model["lm_head.weight"], done.model["transformer.wte.weight"])
     module.load_state_dict(done.model, strict=True)
     losses = [float(r["test_loss"] or 0.0) for r in done.rounds]
