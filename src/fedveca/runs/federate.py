@@ -85,7 +85,7 @@ def federate(
     for k in range(first, rounds):
         start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
-        order = make_order(algorithm, state, statistics)
+        order = prepare_order(algorithm, state, statistics)
         answered, report = cohort(k, order, ids, state.tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
         seen |= {"faults": list(report.faults)} if report.faults else {}
@@ -114,7 +114,7 @@ def federate(
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
 
-def make_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
+def prepare_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
     """What the method sends to its clients, with the running statistics of the model."""
     order = algorithm.order(state)
     return order._replace(aux={**order.aux, STATISTICS: statistics.now}) if statistics else order
@@ -131,7 +131,7 @@ def evaluate_loss(
 ) -> float:
     """F(w_k) = sum p_i F_i(w_k), by a round without steps."""
     ids = choose_clients(cohort, k, participation, seed)
-    answered, report = cohort(k, make_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
+    answered, report = cohort(k, prepare_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
     return float(_weigh(cohort, answered) @ report.each["loss"]) if len(answered) else math.inf
 
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveca.errors import UserError
 
 aten = torch.ops.aten
+Overload = OpOverload[Any, Any]
 
 
 @contextmanager
@@ -42,7 +43,7 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: OpOverload[Any, Any],
+        func: Overload,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -65,7 +66,7 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _draws(func: OpOverload[Any, Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+def _draws(func: Overload, args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
     """Whether this call draws: attention does so only with dropout."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
@@ -97,7 +98,7 @@ def _bernoulli(generator: torch.Generator, x: Tensor, p: float) -> Tensor:
     return torch.empty_like(x).bernoulli_(p, generator=generator)
 
 
-_REPLACED: dict[OpOverload[Any, Any], Callable[..., Any]] = {
+_REPLACED: dict[Overload, Callable[..., Any]] = {
     aten.native_dropout.default: _drop,
     aten.rand_like.default: _fill_like("uniform_"),
     aten.randn_like.default: _fill_like("normal_"),
