@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveca.errors import UserError
 
 aten = torch.ops.aten
-Overload = OpOverload[Any, Any]
+Overload: TypeAlias = "OpOverload[Any, Any]"
 
 
 @contextmanager
