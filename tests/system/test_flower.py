@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from real_models import CALM
 from safetensors.torch import load_file
 
 from fedveca.deploy.launch import HOST, Federation, free_port
@@ -184,11 +185,11 @@ def test_corrected_equals_the_simulator(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("network", "words"),
-    [("encoder", {"clients": NODES}), ("normed", {"norm_stats": "local"}), ("resnet", {"norm_stats": "average"})],
+    [("encoder", {}), ("normed", {"norm_stats": "local"}), ("resnet", CALM)],
     ids=["dropout", "local", "resnet"],
 )
 def test_a_real_network_equals_the_simulator(bench: Bench, network: str, words: dict[str, Any]) -> None:
-    e = replace(E, model=f"real_models:{network}", rounds=3, batch=8, tau_0=2, probe=16, **words)
+    e = replace(E, model=f"real_models:{network}", rounds=3, probe=16, **{"batch": 8, "tau_0": 2} | words)
     done, expected = bench.run(e, f"real-{network}"), run(e, device="cpu")
     assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
     same(done.folder, expected.model, 1e-6)

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("flwr")
 from flower_grid import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from real_models import CALM
 from torch import nn
 
 from fedveca.cohorts.flower import cohort as module
@@ -28,6 +29,7 @@ from fedveca.tasks.datasets.dataset import Dataset
 from fedveca.tasks.problem import ModuleProblem
 
 E = Experiment(data="digits", clients=4, rounds=3, batch=8, lr=0.05, tau_0=3, probe=16, round_timeout=60.0)
+RESNET = replace(E, model="real_models:resnet", **CALM)
 LOADER = """
 import numpy as np
 from fedveca import from_arrays, pad_sequences
@@ -81,9 +83,9 @@ def largest_difference(a: Run, b: Run) -> float:
         replace(E, model="real_models:normed"),
         replace(E, model="real_models:normed", norm_stats="local", participation=0.5),
         replace(E, model="real_models:normed", norm_stats="fixed"),
-        pytest.param(replace(E, model="real_models:resnet"), marks=pytest.mark.slow),
-        pytest.param(replace(E, model="real_models:resnet", norm_stats="local"), marks=pytest.mark.slow),
-        pytest.param(replace(E, model="real_models:resnet", norm_stats="fixed"), marks=pytest.mark.slow),
+        pytest.param(RESNET, marks=pytest.mark.slow),
+        pytest.param(replace(RESNET, norm_stats="local"), marks=pytest.mark.slow),
+        pytest.param(replace(RESNET, norm_stats="fixed"), marks=pytest.mark.slow),
     ],
     ids=["dropout", "average", "local", "fixed", "resnet-average", "resnet-local", "resnet-fixed"],
 )
