@@ -32,8 +32,10 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.runs.compare import compare as compare
     from fedveca.runs.experiment import Experiment as Experiment
     from fedveca.runs.experiment import presets as presets
+    from fedveca.runs.federate import RunningStatistics as RunningStatistics
     from fedveca.runs.federate import federate as federate
     from fedveca.runs.folder import Run as Run
+    from fedveca.runs.interrupt import Stopped as Stopped
     from fedveca.runs.observers import Observer as Observer
     from fedveca.runs.overrides import CustomObjects as CustomObjects
     from fedveca.runs.run import resume as resume
@@ -42,7 +44,9 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.tasks.custom import from_hugging_face as from_hugging_face
     from fedveca.tasks.custom import from_partitioner as from_partitioner
     from fedveca.tasks.custom import from_torch as from_torch
+    from fedveca.tasks.custom import pad_sequences as pad_sequences
     from fedveca.tasks.datasets.dataset import Dataset as Dataset
+    from fedveca.tasks.losses import WeightedCrossEntropy as WeightedCrossEntropy
     from fedveca.tasks.losses import metric as metric
     from fedveca.views.publish import compare_table as compare_table
     from fedveca.views.publish import report as report
@@ -58,14 +62,15 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "runs.build": "build",
     "runs.compare": "compare",
     "runs.experiment": "Experiment presets",
-    "runs.federate": "federate",
+    "runs.federate": "RunningStatistics federate",
     "runs.folder": "Run",
+    "runs.interrupt": "Stopped",
     "runs.observers": "Observer",
     "runs.overrides": "CustomObjects",
     "runs.run": "resume run",
-    "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch",
+    "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch pad_sequences",
     "tasks.datasets.dataset": "Dataset",
-    "tasks.losses": "metric",
+    "tasks.losses": "WeightedCrossEntropy metric",
     "views.publish": "compare_table report",
 }
 _MODULES = {"models": "models", "statistics": "runs.statistics", "testing": "testing"}

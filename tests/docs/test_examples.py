@@ -44,8 +44,18 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(ran("table.py", capsys).split()[-1]) > 0.95
 
 
+@pytest.mark.slow
+def test_lora(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    out = ran("lora.py", capsys)
+    whole, adapters = (int(v.replace(",", "")) for v in re.findall(r"bytes per round, .*: +([\d,]+)", out))
+    assert 10 * adapters < whole
+    first, last = (float(v) for v in re.findall(r"(?:first round|the last) (\d\.\d+)", out))
+    assert last < first
+
+
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SHARES, "regression.py", "table.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SHARES, "regression.py", "table.py", "lora.py"}
 
 
 def test_a_method_of_ones_own_is_short_and_keeps_the_contract() -> None:

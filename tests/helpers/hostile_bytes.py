@@ -390,8 +390,8 @@ def read_request(case: bytes, folder: Path) -> None:
 
 def read_node_rows(case: bytes, folder: Path) -> None:
     (folder / "own.npz").write_bytes(case)
-    x, y = load_node_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
-    assert len(x) == len(y)
+    found = load_node_rows(str(folder / "own.npz"), "FEDVECA_NODE_DATA")
+    assert len(found.x) == len(found.y)
 
 
 def zipped(**arrays: Any) -> bytes:

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from real_models import CALM
 from safetensors.torch import load_file
 
 from fedveca.deploy.launch import HOST, Federation, free_port
@@ -88,8 +90,11 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("flower")
-    with Federation(folder / "deployment", NODES) as federation:
-        yield Bench(federation, folder)
+    helpers = Path(__file__).parents[1] / "helpers"  # where nodes find the networks of real_models
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join((str(helpers), os.environ.get("PYTHONPATH", ""))))
+        with Federation(folder / "deployment", NODES) as federation:
+            yield Bench(federation, folder)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +179,18 @@ def test_scaffold_equals_the_simulator(scaffold: Run) -> None:
 def test_corrected_equals_the_simulator(bench: Bench) -> None:
     done = bench.run(replace(E, method="corrected", rounds=3, keep="last"), "corrected")
     expected = run(done.experiment, device="cpu")
+    assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
+    same(done.folder, expected.model, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [("encoder", {}), ("normed", {"norm_stats": "local"}), ("resnet", CALM)],
+    ids=["dropout", "local", "resnet"],
+)
+def test_a_real_network_equals_the_simulator(bench: Bench, network: str, words: dict[str, Any]) -> None:
+    e = replace(E, model=f"real_models:{network}", rounds=3, probe=16, **{"batch": 8, "tau_0": 2} | words)
+    done, expected = bench.run(e, f"real-{network}"), run(e, device="cpu")
     assert [line["tau"] for line in done.rounds] == [line["tau"] for line in expected.rounds]
     same(done.folder, expected.model, 1e-6)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 pytest.importorskip("ray")
 import ray
 from ray.cluster_utils import Cluster
+from real_models import CALM
 
 from fedveca.algorithms import FedAvg
 from fedveca.cli import main
@@ -67,6 +68,8 @@ def _ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        helpers = str(Path(__file__).parents[1] / "helpers")  # where workers find the networks of real_models
+        environment.setenv("PYTHONPATH", os.pathsep.join((helpers, os.environ.get("PYTHONPATH", ""))))
         yield
         ray.shutdown()
 
@@ -99,6 +102,24 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     assert float((w - want).abs().max()) < 1e-6
     if e.workers == 1:
         assert torch.equal(w, want)
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("encoder", {"participation": 0.5}),
+        ("resnet", {"norm_stats": "average"} | CALM),
+        ("resnet", {"norm_stats": "local", "participation": 0.5} | CALM),
+        ("resnet", {"norm_stats": "fixed"} | CALM),
+    ],
+    ids=["dropout", "average", "local", "fixed"],
+)
+def test_a_real_network_on_ray_gives_the_local_engines_model(network: str, words: dict[str, Any]) -> None:
+    e = replace(MLP, model=f"real_models:{network}", clients=4, rounds=3, probe=16, **{"batch": 8, "tau_0": 2} | words)
+    ours, theirs = (run(replace(e, engine=engine), device="cpu") for engine in ("local", "ray"))
+    assert max(float((v - theirs.model[name]).abs().max()) for name, v in ours.model.items()) < 1e-6
+    assert [r["tau"] for r in ours.rounds] == [r["tau"] for r in theirs.rounds]
 
 
 @pytest.mark.usefixtures("cores")

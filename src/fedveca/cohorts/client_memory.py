@@ -22,6 +22,11 @@ def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool) 
     return algorithm.memory(order.w) | kept
 
 
+def split_statistics(named: Named) -> tuple[Named, Tensor | None]:
+    """What is the method's, and the running statistics, where there are any."""
+    return {name: v for name, v in named.items() if name != STATISTICS}, named.get(STATISTICS)
+
+
 class PersistentMemory(Protocol):
     """What a checkpoint needs of a cohort's memory."""
 

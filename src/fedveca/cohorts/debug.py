@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.rows import ClientRows
 from fedveca.cohorts.local.threads import use_one_thread
@@ -89,8 +89,10 @@ class DebugCohort:
         algorithm, ids, w = self.algorithm, torch.tensor([client]), order.w[None]
         needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
         loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
-        former = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
-        running = None if STATISTICS not in order.aux else former.get(STATISTICS, order.aux[STATISTICS][None]).clone()
+        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
+        (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
+        order = order._replace(aux=aux)
+        running = None if shared is None else (shared[None] if mine is None else mine).clone()
         if self.want_loss or needs_gradient:
             with _name_place(f"{place}, probe"):
                 loss, g0 = self._probe(client, w, running)
@@ -109,15 +111,15 @@ class DebugCohort:
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
                 numbers = {name: v[:, 0] for name, v in results.items()} | numbers
-            if running is not None:
-                vectors = vectors | {STATISTICS: running - order.aux[STATISTICS]}
+            if running is not None and shared is not None:
+                vectors = vectors | {STATISTICS: running - shared}
                 memory = memory | ({STATISTICS: running} if self.local_statistics else {})
             if self.want_loss_after:
                 with _name_place(f"{place}, loss after the steps"):
                     numbers["after"] = self._probe(client, w, running)[0]
         finite = _have_finite_norms(w, *memory.values())
         if self.send:
-            memory, finite = memory if finite else former, True
+            memory, finite = memory if finite else recalled, True
             vectors, numbers = self.send(k, ids, vectors, numbers)
         counts = finite and _have_finite_norms(*vectors.values(), *(v[:, None] for v in numbers.values()))
         if counts:

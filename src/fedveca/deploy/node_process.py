@@ -30,11 +30,11 @@ from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import cohort_options, load_data, make_method, make_problem, needs_sample
+from fedveca.runs.build import choose_sample, cohort_options, load_data, make_method, make_problem
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.tasks.custom import import_object
-from fedveca.tasks.datasets.dataset import Inputs, prepare
+from fedveca.tasks.datasets.dataset import Dataset, Inputs
 from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.partition import Shares
 
@@ -141,11 +141,13 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
         raise UserError(f"client {client} has no rows")
     if classes:
         labels = y[y != IGNORED] if y.dim() > 1 else y
+        if not labels.numel():
+            raise UserError(f"client {client} has no label but {IGNORED}, which does not count")
         low, high, whole = labels.min().item(), labels.max().item(), torch.equal(y, y.long().to(y.dtype))
         if low < 0 or high >= classes or not whole:
             raise UserError(f"client {client} has labels from {low} to {high}; allowed: 0 to {classes - 1}, whole")
     y = y.long() if classes else y.float()
-    sample = (prepare(x, pixels), y) if needs_sample(x, y, classes) else None
+    sample = choose_sample(x, y, classes, pixels, inputs)
     problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample, inputs=inputs)
     alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
     options = cohort_options(e)
@@ -157,7 +159,8 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
 def load_client_rows(e: Experiment, client: int) -> tuple[Tensor, Tensor, Inputs]:
     """The client's rows: what FEDVECA_NODE_DATA names, else its share of the experiment's data set."""
     if name := os.environ.get("FEDVECA_NODE_DATA", ""):
-        return *load_node_rows(name, "FEDVECA_NODE_DATA"), ()
+        found = load_node_rows(name, "FEDVECA_NODE_DATA")
+        return found.x, found.y, found.inputs
     if client >= e.clients:
         raise UserError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
     data, shares = load_data(e)
@@ -165,10 +168,11 @@ def load_client_rows(e: Experiment, client: int) -> tuple[Tensor, Tensor, Inputs
     return data.x[mine], data.y[mine], data.inputs
 
 
-def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
-    """x [D, ...] and y [D], labels or numbers, from an npz, a folder with x.npy and y.npy, or package.module:load.
+def load_node_rows(name: str, source: str) -> Dataset:
+    """x [D, ...] and y [D, ...], labels or numbers, from an npz, a folder with x.npy and y.npy, or package.module:load.
 
-    `source` is the variable that held the name.
+    A loader gives x and y, or a whole data set of `from_arrays`, which then has a name: its training rows are a node's,
+    its test rows the server's. `source` is the variable that held the name.
     """
     try:
         if Path(name).is_dir():
@@ -177,7 +181,10 @@ def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
             with open(name, "rb") as content, np.load(content) as file:
                 x, y = file["x"], file["y"]
         else:
-            x, y = cast(Callable[[], tuple[object, object]], import_object(name, source))()
+            found = cast(Callable[[], Dataset | tuple[object, object]], import_object(name, source))()
+            if isinstance(found, Dataset):
+                return found
+            x, y = found
         x, y = (torch.from_numpy(np.ascontiguousarray(v)) if not isinstance(v, Tensor) else v for v in (x, y))
     except Exception as error:
         cause = error.__cause__ or error
@@ -192,7 +199,8 @@ def load_node_rows(name: str, source: str) -> tuple[Tensor, Tensor]:
         raise UserError(f"{source}={name} has x of {x.dtype} and y of {y.dtype}; both must be real, and y finite")
     if x.dtype not in (torch.uint8, torch.float32, torch.int64):
         x = x.float()
-    return x, y if y.is_floating_point() else y.long()
+    y = y if y.is_floating_point() else y.long()
+    return Dataset("", x, y, x, y, 0, "as-is", None)
 
 
 def _main() -> None:

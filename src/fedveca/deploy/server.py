@@ -84,13 +84,11 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
     import torch
 
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import cohort_options, make_method, make_problem, needs_sample
-    from fedveca.tasks.datasets.dataset import prepare
+    from fedveca.runs.build import choose_sample, cohort_options, make_method, make_problem
 
     check_deployable(e)
     options = cohort_options(e)
-    real = needs_sample(data.x_test, data.y_test, data.classes)
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
+    sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
     shape = tuple(data.x_test.shape[1:])
     problem = make_problem(e, shape, data.classes, sample=sample, inputs=data.inputs)
     note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}
@@ -159,7 +157,10 @@ def load_test_data(e: Experiment) -> Dataset:
     from fedveca.deploy.node_process import load_node_rows
     from fedveca.tasks.models import MODELS
 
-    x, y = load_node_rows(name, TEST_DATA)
+    found = load_node_rows(name, TEST_DATA)
+    if found.name:
+        return dataclasses.replace(found, name=e.data, x=found.x[:0], y=found.y[:0], writer=None)
+    x, y = found.x, found.y
     if x.dtype == torch.int64 and e.model in MODELS and not MODELS[e.model].tokens:
         x = x.float()  # a custom model takes whole numbers as tokens
     numbers = y.is_floating_point() and (e.loss == "squared_error" or not torch.equal(y, y.round()))

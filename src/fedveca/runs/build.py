@@ -99,9 +99,9 @@ def build(
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
-    real = e.data.startswith(CUSTOM) or loss is not None or metric is not None
-    real = real or needs_sample(data.x_test, data.y_test, data.classes)
-    sample = (prepare(data.x_test, data.pixels), data.y_test) if real else None
+    sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
+    if e.data.startswith(CUSTOM) or loss is not None or metric is not None:
+        sample = prepare(data.x_test, data.pixels), data.y_test
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
         make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
@@ -115,7 +115,7 @@ def build(
     state = algorithm.init(w.to(device), initial_steps(e, shares.sizes))
     running = running.to(device)
     check_statistics(e, problem)
-    check_memory(e, algorithm, state)
+    check_memory(e, algorithm, state, problem.statistics)
     if cohort is not None:
         return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
@@ -144,6 +144,12 @@ def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
     said = f"init={printable(e.init)}"
     found = read_weights(Path(e.init).expanduser(), said)
     return *pack_model(problem, found.tensors, said), found.sha256
+
+
+def choose_sample(x: Tensor, y: Tensor, classes: int, pixels: str, inputs: Inputs) -> Sample | None:
+    """Real rows to try a model on, where random numbers and one label per row would not do."""
+    usual = classes and x.dtype != torch.int64 and y.dim() == 1 and not inputs
+    return None if usual else (prepare(x, pixels), y)
 
 
 def check_statistics(e: Experiment, problem: Problem) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Norms, Order, Report
+from fedveca.cohorts.client_memory import split_statistics
 from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, sample_clients
 from fedveca.runs.folder import to_json
@@ -98,7 +99,8 @@ def federate(
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
-            after, recorded = algorithm.update(state, answered, p, report)
+            mean, change = split_statistics(report.mean)
+            after, recorded = algorithm.update(state, answered, p, report._replace(mean=mean))
             if not bool(torch.isfinite(after.w).all()):
                 raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
             seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
@@ -107,8 +109,8 @@ def federate(
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
                 after = after if accepted else after._replace(w=state.w)
                 seen |= {"accepted": accepted}
-            if statistics and seen.get("accepted", True):
-                statistics.add(report.mean[STATISTICS])
+            if statistics and change is not None and seen.get("accepted", True):
+                statistics.add(change)
             state = after
         seen |= _count_bytes(order, report, len(ids), len(answered))
         seen["seconds"] = round(time.perf_counter() - start, 6)

@@ -17,7 +17,7 @@ from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, explain_error, show_value
 from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
-from fedveca.runs.federate import Diverged, federate
+from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
 from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
@@ -129,7 +129,7 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 data.x,
                 data.y,
                 few,
-                batch=1,
+                batch=2 if problem.statistics else 1,
                 seed=e.seed,
                 probe=1,
                 want_loss=e.keep != "last",
@@ -138,7 +138,10 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
                 device=device,
             )
             first = method.init(problem.init().to(device), torch.ones(clients, dtype=torch.int64))
-            for state, record in federate(method, cohort, first, 2, participation=e.participation, seed=e.seed):
+            running = RunningStatistics(problem.initial_statistics().to(device)) if problem.statistics else None
+            for state, record in federate(
+                method, cohort, first, 2, participation=e.participation, seed=e.seed, statistics=running
+            ):
                 if state.w.shape != (problem.size,) or len(state.tau) != clients:
                     got = f"w {list(state.w.shape)} and tau {list(state.tau.shape)}"
                     raise UserError(f"update gives {got}, not [{problem.size}] and [{clients}]")

@@ -50,12 +50,13 @@ def check_model(e: Experiment, features: int, outputs: int) -> None:
         raise UserError(f"hidden={e.hidden} {_needs(e.hidden * each)}; at most {capacity() // each} hidden units fit")
 
 
-def check_memory(e: Experiment, algorithm: Algorithm, state: Any) -> None:
+def check_memory(e: Experiment, algorithm: Algorithm, state: Any, statistics: int = 0) -> None:
     """ValueError where what the clients keep between rounds is to be held in RAM and cannot fit there."""
     if e.memory_mb * 2**20 <= capacity():
         return
     clients, memory = len(state.tau), algorithm.memory(algorithm.order(state).w)
-    size = min(4 * clients * sum(v.shape[-1] for v in memory.values()), e.memory_mb * 2**20)
+    each = sum(v.shape[-1] for v in memory.values()) + (statistics if e.norm_stats == "local" else 0)
+    size = min(4 * clients * each, e.memory_mb * 2**20)
     if size > capacity():
         raise UserError(
             f"memory_mb={e.memory_mb} {_needs(size)} for what {clients} clients keep; at most {capacity() >> 20} fit, "

@@ -133,6 +133,8 @@ def pad_sequences(rows: Sequence[Any], length: int = 0, value: int = 0) -> tuple
         >>> rows.tolist(), mask.tolist()
         ([[5, 6, 7], [8, 0, 0]], [[1, 1, 1], [1, 0, 0]])
     """
+    if type(length) is not int or length < 0:
+        raise UserError(f"length={show_value(length)} is not a length; it is a whole number of 0 or more")
     found = [np.asarray(row) for row in rows]
     for i, row in enumerate(found):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
@@ -150,6 +152,8 @@ def _count_classes(y: Tensor, classes: int) -> int:
         raise UserError(f"classes={show_value(classes)} is not a number of labels; it is a whole number of 0 or more")
     if y.is_floating_point():
         return 0
+    if not bool((y != IGNORED).any()):
+        raise UserError(f"y holds no label but {IGNORED}, which does not count; labels are 0 ... C - 1")
     found = int(y.max()) + 1
     if classes and found > classes:
         raise UserError(f"classes={classes} is too few: y goes up to {found - 1}")
@@ -465,7 +469,7 @@ def check_dataset(data: Dataset) -> None:
         if not all(v.is_floating_point() or v.dtype in whole for v, whole in kinds):
             raise UserError(f"{said} of the data are {x.dtype} and {y.dtype}; from_arrays(x, y) converts them")
         labels = y[y != IGNORED] if y.dim() > 1 else y
-        if y.dtype == torch.int64 and y.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < data.classes:
+        if y.dtype == torch.int64 and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < data.classes:
             held = f"labels {int(labels.min())} to {int(labels.max())}"
             raise UserError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
     if data.pixels not in ("as-is", "unit", "standardised"):

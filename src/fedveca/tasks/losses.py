@@ -93,9 +93,13 @@ class WeightedCrossEntropy:
     __name__ = "weighted_cross_entropy"
 
     def __init__(self, weights: Iterable[float]) -> None:
-        self.weights = torch.tensor([float(weight) for weight in weights])
+        given = list(weights)
+        try:
+            self.weights = torch.tensor([float(weight) for weight in given])
+        except (TypeError, ValueError):
+            self.weights = torch.empty(0)
         if not bool((self.weights.isfinite() & (self.weights >= 0)).all()) or not len(self.weights):
-            raise UserError(f"weights={show_value(list(self.weights))} are not numbers of 0 or more, one per class")
+            raise UserError(f"weights={show_value(given)} are not numbers of 0 or more, one per class")
 
     def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
         if self.weights.device != scores.device:

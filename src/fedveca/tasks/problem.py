@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import Better, Rows, accuracy, cross_entropy, per_row, read_direction
-from fedveca.tasks.randomness import DrawFrom
+from fedveca.tasks.randomness import draw_from
 
 Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
 FEW = 6  # clients that are quicker one by one than mapped
@@ -220,6 +220,7 @@ class ModuleProblem:
         self.running = {name: buffers[name].shape for name in running}
         self.statistics = sum(math.prod(shape) for shape in self.running.values())
         self.random, self.row_bytes = random, 0
+        self._hash: str | None = None
         single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
         slower = any(isinstance(m, single) for m in module.modules())
         self.mapped = not (slower or running or random)
@@ -270,6 +271,11 @@ class ModuleProblem:
         return out
 
     def hash_fixed(self) -> str:
+        if self._hash is None:  # a node is asked for it with every message
+            self._hash = self._hash_fixed()
+        return self._hash
+
+    def _hash_fixed(self) -> str:
         fixed: list[tuple[str, Tensor]] = [(n, p) for n, p in self.module.named_parameters() if not p.requires_grad]
         fixed += [(name, v) for name, v in self.module.named_buffers() if name not in self.running]
         found = hashlib.sha256()
@@ -304,6 +310,10 @@ class ModuleProblem:
     def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
         """In evaluation mode."""
         return self._replica(w.device).scores(w, x, statistics)
+
+    def buffers_in_use(self) -> dict[str, Tensor]:
+        """The buffers of this thread's replica on the CPU, which passes may have changed."""
+        return dict(self._replica(torch.device("cpu")).module.named_buffers())
 
     def _gradients(
         self,
@@ -398,6 +408,8 @@ class Replica:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = dict(self.module.named_buffers())
         self.running = [buffers[name] for name in network.running]
+        owners = [name.rpartition(".") for name in network.running]
+        self.owners = [(self.module.get_submodule(place), name) for place, _, name in owners]
         self.initial = torch.cat([v.reshape(-1) for v in self.running]) if self.running else None
         self.training: bool | None = None
 
@@ -414,8 +426,9 @@ class Replica:
         """F and grad F at one w [P]."""
         self.set_mode(training)
         self._load(w, statistics)
-        with DrawFrom(generator) if generator is not None else nullcontext():
+        with draw_from(generator) if generator is not None else nullcontext():
             scores = self._forward(x)
+        self._take_replaced()
         loss = _mean(per_row(self.network.loss(scores, y)), weight)
         return loss.detach(), self.network.flat(
             torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
@@ -430,7 +443,7 @@ class Replica:
         if self.training is not training:
             self.module.train(training)
             for name in self.network.quiet:
-                self.module.get_submodule(name).eval()
+                self.module.get_submodule(name).training = False
             self.training = training
 
     def _load(self, w: Tensor, statistics: Tensor | None) -> None:
@@ -440,6 +453,14 @@ class Replica:
             now = self.initial.clone() if statistics is None else statistics
             for v, part in zip(self.running, self.network.named_statistics(now).values(), strict=True):
                 v.data = part
+
+    def _take_replaced(self) -> None:
+        """A module may put another tensor in a buffer's place; its values go where the statistics are."""
+        for (owner, name), v in zip(self.owners, self.running, strict=True):
+            found = getattr(owner, name)
+            if found is not v:
+                v.data.copy_(found.detach())
+                setattr(owner, name, v)
 
     def _forward(self, x: Tensor) -> Tensor:
         args, named = unpack_inputs(x, self.network.inputs)
@@ -461,7 +482,9 @@ def to_scores(out: object) -> Tensor:
     if found is None and isinstance(out, tuple | list) and out:
         found = out[0]
     if not isinstance(found, Tensor):
-        raise UserError(f"it returns {type(out).__name__}; it gives a tensor of scores, or an object with `logits`")
+        raise UserError(
+            f"it returns {type(out).__name__}; a model gives a tensor of scores, or an object with `logits`"
+        )
     return found
 
 
@@ -478,7 +501,12 @@ def check_module(module: nn.Module, said: str) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.SyncBatchNorm):
             raise UserError(f"{said} has SyncBatchNorm ({name}), which needs several processes; use nn.BatchNorm2d")
-        tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise UserError(
+                f"{said}: {name} has no running statistics (track_running_stats=False), so that the scores of a row "
+                "change with the other rows of its batch; leave that argument out, or use nn.GroupNorm"
+            )
+        tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
         if tracks and part.momentum is None:
             raise UserError(
                 f"{said}: {name} has momentum=None, an average over all batches so far that clients cannot share; "

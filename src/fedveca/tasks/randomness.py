@@ -6,12 +6,14 @@ would change what each of them draws. Inside `DrawFrom` every operation that dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveca.errors import UserError
@@ -19,6 +21,17 @@ from fedveca.errors import UserError
 aten = torch.ops.aten
 Argument: TypeAlias = Any  # of an operation, or its result: a tensor, a number, a list of either
 Operation: TypeAlias = "OpOverload[Argument, Argument]"
+
+
+@contextmanager
+def draw_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside the context, a module of this thread draws its random numbers from `generator`.
+
+    On a CUDA device attention takes PyTorch's plain path, since the fused kernels draw from the process's generator.
+    """
+    plain = sdpa_kernel(SDPBackend.MATH) if generator.device.type == "cuda" else nullcontext()
+    with DrawFrom(generator), plain:
+        yield
 
 
 class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]

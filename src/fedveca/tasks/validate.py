@@ -71,6 +71,8 @@ def validate_model(
     two, targets = x[:2].clone(), y[:2]
     try:
         scores, again = (network.scores(network.init(), two) for _ in range(2))
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from error
     except Exception as error:
         hint = ""
         if two.is_floating_point() and any(isinstance(part, nn.Embedding) for part in module.modules()):
@@ -100,17 +102,18 @@ def validate_model(
         )
     if not scores.requires_grad:
         raise UserError(f"{said} gives scores without a gradient: they are detached from its parameters")
+    _check_buffers_stay(network, said)
     _check_rows_apart(network, said, x[:ROWS])
     _check_loss(goal, scores, targets)
     trial = _try_training(network, said, two)
     fixed = norm_stats == "fixed"
-    _check_running(module, said, trial.running, fixed)
-    network = make(
-        running=() if fixed else trial.running,
-        fixed=trial.running if fixed else (),
-        random=trial.random,
-        compiled=compiled,
-    )
+    make = partial(make, random=trial.random, compiled=compiled)
+    if fixed and trial.running:
+        network = make(fixed=trial.running)
+        _check_fixed(_try_training(network, said, two), said)
+    else:
+        _check_running(module, said, trial.running)
+        network = make(running=trial.running)
     network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)
@@ -128,18 +131,33 @@ class Trial(NamedTuple):
 def _try_training(network: ModuleProblem, said: str, rows: Tensor) -> Trial:
     """Trains a copy of the module on two rows, to see which buffers change and whether it draws random numbers."""
     module = deepcopy(network.module).train()
+    for name in network.quiet:
+        module.get_submodule(name).training = False
     before = {name: v.detach().clone() for name, v in module.named_buffers()}
+    trained = [p for p in module.parameters() if p.requires_grad]
     held = {"bytes": 0}
 
     def pack(v: Tensor) -> Tensor:
         held["bytes"] += v.numel() * v.element_size()
         return v
 
-    args, named = unpack_inputs(rows.clone(), network.inputs)
+    def forward() -> tuple[Tensor, int]:
+        args, named = unpack_inputs(rows.clone(), network.inputs)
+        with DrawFrom(torch.Generator().manual_seed(0)) as mode:
+            return to_scores(module(*args, **named)), mode.draws
+
     state = torch.get_rng_state()
     try:
-        with DrawFrom(torch.Generator().manual_seed(0)) as mode, saved_tensors_hooks(pack, lambda v: v):
-            to_scores(module(*args, **named))
+        with saved_tensors_hooks(pack, lambda v: v):
+            scores, draws = forward()
+        changed = [name for name, v in module.named_buffers() if name in before and not _same_bits(before[name], v)]
+        first = scores.detach().clone()
+        with DrawFrom(torch.Generator()) as backward:
+            torch.autograd.grad(scores.float().sum(), trained, allow_unused=True)
+        for name in changed:
+            place, _, own = name.rpartition(".")
+            setattr(module.get_submodule(place), own, before[name])
+        again = forward()[0].detach()
     except UserError:
         raise
     except Exception as error:
@@ -147,27 +165,53 @@ def _try_training(network: ModuleProblem, said: str, rows: Tensor) -> Trial:
     finally:
         drew = not torch.equal(state, torch.get_rng_state())
         torch.set_rng_state(state)
-    if drew:
-        raise UserError(f"{said} draws random numbers that no seed of a client can control; use nn.Dropout")
-    held["bytes"] -= sum(v.numel() * v.element_size() for v in module.parameters() if v.requires_grad)
-    changed = [name for name, v in module.named_buffers() if not _same_bits(before[name], v)]
-    return Trial(changed, mode.draws > 0, max(held["bytes"], 0) // len(rows))
+    if backward.draws:
+        raise UserError(
+            f"{said} draws random numbers again in the backward pass (gradient checkpointing), where they would be "
+            "others; turn off the checkpointing or the dropout"
+        )
+    if drew or not _same_bits(first, again):
+        raise UserError(
+            f"{said} gives other scores each time in training mode, with the same seed: randomness from outside "
+            "PyTorch, or state in attributes; draw with torch, and keep state in buffers"
+        )
+    held["bytes"] -= sum(v.numel() * v.element_size() for v in trained)
+    return Trial(changed, draws > 0, max(held["bytes"], 0) // len(rows))
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def _check_running(module: nn.Module, said: str, running: list[str], fixed: bool) -> None:
+def _check_buffers_stay(network: ModuleProblem, said: str) -> None:
+    """UserError where a pass in evaluation mode has changed a buffer."""
+    now = network.buffers_in_use()
+    for name, v in network.module.named_buffers():
+        if name in now and not _same_bits(v, now[name]):
+            raise UserError(
+                f"{said} changes the buffer {name} in evaluation mode too; change it only where self.training is true"
+            )
+
+
+def _check_running(module: nn.Module, said: str, running: list[str]) -> None:
     """Takes the counters of batches out of `running`; UserError for a buffer that clients cannot share."""
     buffers = dict(module.named_buffers())
     running[:] = [name for name in running if not name.endswith("num_batches_tracked")]
-    for name in () if fixed else running:
+    for name in running:
         if buffers[name].dtype != torch.float32:
             raise UserError(
                 f"{said}: training changes the buffer {name}, which is {buffers[name].dtype}; only running statistics "
                 "in float32 can be averaged; norm_stats=fixed leaves it as it is"
             )
+
+
+def _check_fixed(trial: Trial, said: str) -> None:
+    """UserError where a buffer changes although its layer is in evaluation mode."""
+    if trial.running:
+        raise UserError(
+            f"{said} changes the buffer {trial.running[0]} although norm_stats=fixed keeps its layer in evaluation "
+            "mode; take norm_stats=average"
+        )
 
 
 def check_ids(problem: Problem, said: str, x: Tensor, of: str) -> None:
@@ -284,8 +328,10 @@ def _is_of_all_rows(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) ->
 def _can_be_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> bool:
     """Whether many clients go through the module at once; one that branches on values takes them one by one."""
     n = FEW + 1
+    w, x, y = network.init().repeat(n, 1), rows.expand(n, *rows.shape), y.expand(n, *y.shape)
     try:
-        network.gradients(network.init().repeat(n, 1), rows.expand(n, *rows.shape), y.expand(n, *y.shape))
+        network.gradients(w, x, y)
+        network.slope(w, x, y)
     except Exception:
         return False
     return True

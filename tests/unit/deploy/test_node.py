@@ -77,9 +77,9 @@ def test_node_rows_in_three_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.chdir(tmp_path)
     for name in ("mine.npz", str(tmp_path), "mine:load"):
-        ours, labels = load_node_rows(name, "FEDVECA_NODE_DATA")
-        assert torch.equal(ours, torch.from_numpy(x))
-        assert labels.tolist() == y.tolist()
+        found = load_node_rows(name, "FEDVECA_NODE_DATA")
+        assert torch.equal(found.x, torch.from_numpy(x))
+        assert found.y.tolist() == y.tolist()
     with pytest.raises(ValueError, match=r"FEDVECA_NODE_DATA=gone.npz cannot be read .* package.module:load"):
         load_node_rows("gone.npz", "FEDVECA_NODE_DATA")
 

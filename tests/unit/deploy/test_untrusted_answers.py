@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ import pytest
 import torch
 
 pytest.importorskip("flwr")
-from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flower_grid import Change, Grid
+from flwr.app import Array, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
@@ -27,9 +25,6 @@ from fedveca.algorithms.contract import Report
 from fedveca.algorithms.registry import methods
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.cohort import FlowerCohort
-from fedveca.cohorts.flower.messages import make_reply, read_order
-from fedveca.deploy.exchange import decode_answer, encode
-from fedveca.deploy.node_process import work
 from fedveca.deploy.server import load_test_data, make_cohort
 from fedveca.runs.build import Built, build, initial_steps, load_data
 from fedveca.runs.build import make_method as method_of
@@ -41,7 +36,6 @@ from fedveca.tasks.custom import from_arrays
 E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeout=5.0)
 P = 64
 BAD = 1  # the client that misbehaves
-Change = Callable[[dict[str, Any]], "RecordDict | Error | None"]  # of the records of a right answer
 
 
 @pytest.fixture(autouse=True)
@@ -49,43 +43,6 @@ def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
-
-
-class Grid:
-    """Nodes that answer as a deployment's do; `changes` may replace what a client says in a round (-1: who it is)."""
-
-    def __init__(self, e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> None:
-        self.e, self.folder, self.changes, self.nodes = e, folder, changes, nodes
-        self.replies: dict[str, bytes] = {}
-
-    def get_node_ids(self) -> list[int]:
-        return [100 + i for i in range(self.nodes)]
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            ids.append(f"m{len(self.replies)}")
-            message.metadata.__dict__["_message_id"] = ids[-1]
-            self.replies[ids[-1]] = message_to_proto(self._answer(message)).SerializeToString()
-        return ids
-
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        return [message_from_proto(ProtoMessage.FromString(self.replies[i])) for i in ids]
-
-    def _answer(self, message: Message) -> Message:
-        client = message.metadata.dst_node_id - 100
-        words, vectors = read_order(message)
-        request: Any = {"settings": asdict(self.e), "client": min(client, 2), "order": words}
-        answer, arrays = decode_answer(work(encode(request, vectors), self.folder))
-        right = make_reply(message, answer["fields"], answer["numbers"], arrays)
-        k = words.get("round", -1)
-        assert isinstance(k, int)
-        change = self.changes.get((client, k))
-        if change is None:
-            return right
-        records: dict[str, Any] = dict(right.content)
-        wrong = change(records)
-        return Message(RecordDict(records) if wrong is None else wrong, reply_to=message)
 
 
 def joined(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> FlowerCohort:

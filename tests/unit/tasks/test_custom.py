@@ -405,7 +405,7 @@ NONSENSE = [
     ({"data": D, "model": "mlp"}, "model is str; it is a torch.nn.Module or a factory"),
     ({"data": D, "model": nn.Linear(3, 3)}, r"the model \(Linear\) does not fit rows of shape \[4\]"),
     ({"data": D, "model": nn.Linear(4, 2)}, r"gives scores \[2, 2\] for 2 rows; 3 classes need \[2, 3\]"),
-    ({"data": D, "model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "has buffers"),
+    ({"data": D, "model": nn.BatchNorm1d(4, momentum=None)}, "has momentum=None.*give it a momentum such as 0.1"),
     ({"data": D, "model": lambda shape, n: None}, "returned NoneType; a factory"),
     ({"data": D, "model": nn.Embedding(4, 3)}, r"an Embedding wants whole numbers: from_arrays\(..., tokens=True\)"),
     ({"data": F, "model": net(3)}, r"loss .squared_error. cannot take scores \[2, 3\] and targets \[2\].*astype.int"),

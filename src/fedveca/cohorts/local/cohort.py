@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
+from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import ClientRows
@@ -223,8 +223,10 @@ class LocalCohort:
         algorithm = self.algorithm
         w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
-        former = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
-        running = self._start_statistics(order, former, len(w))
+        recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
+        (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
+        order = order._replace(aux=aux)  # a method sees what is its own
+        running = self._start_statistics(shared, mine, len(w))
         loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
@@ -240,8 +242,8 @@ class LocalCohort:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
                 w, s = self._take_local_steps(k, order, s, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
-        if running is not None:
-            vectors = vectors | {STATISTICS: running - order.aux[STATISTICS]}
+        if running is not None and shared is not None:
+            vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})
         each = {name: v[:, 0] for name, v in each.items()}
         if self.want_loss or algorithm.needs_gradient:
@@ -251,7 +253,7 @@ class LocalCohort:
         local_norms = [v.norm(dim=-1) for v in (w, *memory.values())]
         if self.send:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
-            memory, local_norms = {name: torch.where(finite, v, former[name]) for name, v in memory.items()}, []
+            memory, local_norms = {name: torch.where(finite, v, recalled[name]) for name, v in memory.items()}, []
         return self._make_result(k, aggregator, chunk, local_norms, vectors, each, memory)
 
     def _make_result(
@@ -274,15 +276,18 @@ class LocalCohort:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory)
 
-    def _start_statistics(self, order: Order, former: Named, n: int) -> Tensor | None:
-        """[n, S] with which the clients start, theirs to change; None where the model has none."""
-        if STATISTICS not in order.aux:
+    def _start_statistics(self, shared: Tensor | None, mine: Tensor | None, n: int) -> Tensor | None:
+        """[n, S] with which the clients start, theirs to change; None where the model has none.
+
+        `shared` [S] are the server's, `mine` [n, S] those that stay with the clients.
+        """
+        if shared is None:
             if self.problem.statistics:
                 raise UserError(
                     "the model has running statistics: give federate(..., statistics=RunningStatistics(...))"
                 )
             return None
-        return former[STATISTICS].clone() if STATISTICS in former else order.aux[STATISTICS].repeat(n, 1)
+        return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
         self, k: int, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
