@@ -24,7 +24,7 @@ def build_base() -> PreTrainedModel:
     # return AutoModelForCausalLM.from_pretrained("distilgpt2")
     config = GPT2Config(vocab_size=LETTERS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, use_cache=False)
     config.bos_token_id = config.eos_token_id = 0
-    return GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 
 
 def make(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveca.algorithms.registry import methods
-from fedveca.cli import GROUPS, make_parser
+from fedveca.cli import COMMAND_GROUPS, make_parser
 from fedveca.cli import main as run_main
 from fedveca.runs.experiment import FIELDS, presets
 from fedveca.version import __version__
@@ -40,7 +40,7 @@ def test_without_a_command_the_help_is_shown_by_subject(capsys: Capture) -> None
     assert main() == 0
     alone = capsys.readouterr()
     assert alone.err == ""
-    for group in GROUPS:
+    for group in COMMAND_GROUPS:
         assert f"\n{group}:\n" in alone.out
     assert re.findall(r"(?m)^  ([a-z]+)  ", alone.out) == [n for each in make_parser().groups.values() for n in each]
     assert alone.out.count("\n  fedveca ") == 3  # examples

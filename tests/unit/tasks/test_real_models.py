@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import draw_rows, draw_seed
 from fedveca.runs.build import Built, build, cohort_options
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, NormStatistics
 from fedveca.runs.federate import Rollback, RunningStatistics, choose_clients, federate
 from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
@@ -95,7 +95,7 @@ def walk_by_hand(built: Built, module: nn.Module, norm_stats: str) -> dict[str, 
     return {n: v for n, v in module.state_dict().items() if n in names}
 
 
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return max(float((v - b[name]).abs().max()) for name, v in a.items())
 
 
@@ -315,7 +315,7 @@ class Watching(FedAvg):
 
 
 @pytest.mark.parametrize("norm_stats", ["average", "local"])
-def test_a_method_sees_no_statistics_and_a_custom_one_is_tried_with_them(norm_stats: str) -> None:
+def test_a_method_sees_no_statistics_and_a_custom_one_is_tried_with_them(norm_stats: NormStatistics) -> None:
     ours = run(replace(E, norm_stats=norm_stats), model=normed).model
     done = run(replace(E, norm_stats=norm_stats), model=normed, method=Watching(0.05)).model
     assert all(torch.equal(v, ours[name]) for name, v in done.items())
@@ -345,7 +345,7 @@ class Average(nn.Module):
 
 
 @pytest.mark.parametrize("norm_stats", ["average", "local"])
-def test_a_buffer_that_is_replaced_counts_like_one_that_is_changed(norm_stats: str) -> None:
+def test_a_buffer_that_is_replaced_counts_like_one_that_is_changed(norm_stats: NormStatistics) -> None:
     e = replace(E, norm_stats=norm_stats)
     replaced, changed = (run(e, model=factory(lambda v=v: Average(v))).model for v in (False, True))  # type: ignore[misc]
     assert float(changed["mean"].abs().max()) > 0.1
