@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedveca.errors import UserError, explain_error, printable
 from fedveca.runs.files import read_inside
-from fedveca.tasks.problem import ModuleProblem, Problem
+
+if TYPE_CHECKING:  # at run time PyTorch is loaded where it is used: opening a folder takes none of it
+    from torch import Tensor
+
+    from fedveca.tasks.problem import Problem
 
 MODEL_FILE = "model.safetensors"
 MODEL_BYTES = 2**37  # the most of a model file
@@ -27,7 +26,7 @@ class Weights(NamedTuple):
     sha256: str
 
 
-class StoredModel(Mapping[str, Tensor]):
+class StoredModel(Mapping[str, "Tensor"]):
     """The kept model of a run folder, read when it is first used; empty where the run has not ended."""
 
     def __init__(self, folder: Path) -> None:
@@ -63,6 +62,9 @@ def read_weights(path: Path, said: str) -> Weights:
     Raises:
         UserError: Where it is neither, or cannot be read.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     if not path.is_dir() and path.suffix != ".safetensors":
         raise UserError(f"{said} is neither a .safetensors file nor a run folder")
     folder, name = (path, MODEL_FILE) if path.is_dir() else (path.resolve().parent, path.resolve().name)
@@ -89,6 +91,10 @@ def pack_model(problem: Problem, tensors: Mapping[str, Tensor], said: str) -> tu
     Raises:
         UserError: Where names, shapes or frozen values differ, or a number is not finite.
     """
+    import torch
+
+    from fedveca.tasks.problem import ModuleProblem
+
     w, running = problem.init(), problem.initial_statistics()
     wanted = problem.state(torch.cat([w, running]))
     for name in [*wanted, *tensors]:

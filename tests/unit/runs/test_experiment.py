@@ -50,6 +50,8 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     m = FIELDS[key].metadata
     if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
         return st.just(fixed[key])
+    if key == "init":
+        return st.sampled_from(["paper", "torch"]) | NAMES.map(lambda name: f"./{name}.safetensors")
     if names := choices(FIELDS[key]):
         return st.sampled_from(names)
     if m["some"]:
@@ -368,9 +370,9 @@ def test_data_set_and_model_bring_their_defaults(given: dict[str, Any], expected
 
 
 def test_defaults_in_words() -> None:
-    assert describe_default("lr") == "0.01 (logistic 0.05, mlp 0.05)"
-    assert describe_default("rounds") == "100 (digits 80)"
-    assert describe_default("model") == "mlp (cifar10 cnn)"
+    assert describe_default("lr") == "0.01 (gpt 0.3, logistic 0.05, lstm 0.8, mlp 0.05, resnet18 0.1, vgg11 0.02)"
+    assert describe_default("rounds") == "100 (digits 80, heart 15)"
+    assert describe_default("model") == "mlp (cifar10 cnn, heart logistic, shakespeare lstm)"
     assert describe_default("alpha") == 0.95
 
 
@@ -408,9 +410,10 @@ def test_editors_are_offered_what_is_accepted() -> None:
     for key, hint in get_type_hints(Experiment).items():
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
         offered = get_args(literals[0]) if literals else ()
-        named = tuple(MODELS) if key == "model" else choices(FIELDS[key])
+        named = {"model": tuple(MODELS), "init": ("paper", "torch")}.get(key) or choices(FIELDS[key])
         assert set(offered) == set(named), key
-        assert (str in get_args(hint)) == bool(literals and FIELDS[key].metadata["custom"]), key
+        free = FIELDS[key].metadata["custom"] or key == "init"  # which may be a path
+        assert (str in get_args(hint)) == bool(literals and free), key
 
 
 def test_help_shows_every_setting() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedveca.errors import UserError, show_value
 
-GROUPS = 32  # at most
+MOST_GROUPS = 32  # at most
 
 
 def make_norm(kind: str, channels: int) -> nn.Module:
@@ -19,12 +19,12 @@ def make_norm(kind: str, channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.Identity()
 
 
-def count_groups(channels: int, most: int = GROUPS) -> int:
+def count_groups(channels: int, most: int = MOST_GROUPS) -> int:
     """The most groups, up to `most`, that divide the channels into equal groups of two or more."""
     return max(g for g in range(1, most + 1) if channels % g == 0 and (g == 1 or channels // g > 1))
 
 
-def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
+def to_group_norm(module: nn.Module, groups: int = MOST_GROUPS) -> nn.Module:
     """Makes a copy of a module in which every BatchNorm1d, 2d and 3d is a GroupNorm.
 
     BatchNorm's statistics differ between clients, and its scores depend on the other rows of a batch; GroupNorm has
