@@ -82,7 +82,7 @@ PLAYS = {
 def load_shakespeare(request: Request) -> Dataset:
     """The plays as rows of 80 characters, each with the character that follows; a writer is a role of one play.
 
-    As in LEAF, a role is a character of one play with at least two speeches, and the split is in time: the first 80 %
+    A role is a character of one play with at least two speeches, and the split is in time: the first 80 %
     of a role's text trains, the rest tests. Each part is cut into rows that do not overlap; what is left at its end,
     fewer than 81 characters, is not used, and a role without a row in both parts is left out.
     """
