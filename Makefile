@@ -2,20 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# pip with its progress, and a dot every three seconds while it unpacks: $(call install,WHAT)
+define install
+$(BIN)/pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt --editable $(1) & \
+  pid=$$!; while kill -0 $$pid 2>/dev/null; do sleep 3; printf .; done; echo; wait $$pid
+endef
+
 .PHONY: demo test check docs browser clean
 
 .venv/core: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
-	touch $@
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
+	@echo "1/2 making the environment .venv (some seconds)"
+	@$(PYTHON) -m venv .venv
+	@echo "2/2 installing FedVeca and PyTorch into .venv (minutes on a slow line)"
+	@$(call install,.)
+	@touch $@
 
 .venv/ready: .venv/core  ## with every extra and the tools of development
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "installing every extra and the tools of development into .venv (minutes on a slow line)"
+	@$(call install,'.[dev]')
+	@touch $@
 
-demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table and a figure
-	$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 3
+demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table, a figure and a report
+	@echo "comparing six methods on the digits inside scikit-learn, three seeds each (a minute or two)"
+	@$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 3
+	@echo "open the report in a browser, or see what else there is: $(BIN)/fedveca --help"
 
 browser:  ## Chromium for the tests that open pages; where it cannot be installed they skip and say so
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \

@@ -1,30 +1,59 @@
-"""The pictures of docs/idea.md, from the package's own methods: python docs/pictures.py"""
+"""Every figure of the docs, from stored results: python docs/pictures.py
+
+The figures of docs/results are drawn from the JSON files next to them, those of docs/images from docs/results too or,
+for the two clients of docs/idea.md, from the package's own methods. The same results give the same bytes.
+`python docs/pictures.py --run` first repeats the run of docs/results/control.json, which takes seconds.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # studies and benchmarks are not installed
+
+from benchmarks.scale import chart as scale
+from benchmarks.speed import chart as speed
 from fedveca import Experiment, FedAvg, FedNova, run
 from fedveca.algorithms import Algorithm, Report
-from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.runs.schema import get_number
+from fedveca.views.figures.style import (
+    CATEGORIES,
+    GRID,
+    INK,
+    QUIET,
+    STYLE,
+    darken,
+    draw_band,
+    label_lines,
+    save_figure,
+)
 from fedveca.views.series import find_look
+from studies.corrected import results as corrected
+from studies.paper.figures import FIGURES, draw_results
+from studies.robustness import run as robustness
 
-OUT = Path(__file__).parent / "images"
-# Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own loss.
-CENTRES = torch.tensor([[-1.6, -0.6], [1.6, 0.9]])
-HILLS = torch.stack([torch.diag(torch.tensor([2.0, 0.25])), torch.diag(torch.tensor([0.3, 1.5]))])
+DOCS = Path(__file__).parent
+# Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own loss. In double precision, so that the
+# pictures are the same on every machine.
+CENTRES = torch.tensor([[-1.6, -0.6], [1.6, 0.9]], dtype=torch.float64)
+HILLS = torch.stack([torch.diag(torch.tensor(d, dtype=torch.float64)) for d in ([2.0, 0.25], [0.3, 1.5])])
 P = torch.tensor([0.5, 0.5], dtype=torch.float64)
-START, ETA = torch.tensor([-1.2, 2.2]), 0.12
-COLOURS = ("#0072B2", "#009E73")
+START, ETA = torch.tensor([-1.2, 2.2], dtype=torch.float64), 0.12
+CONTROL = Experiment(data="digits", model="mlp", partition="case3", rounds=40, batch=32, lr=0.05)
+
+
+def read_result(name: str) -> Any:
+    """What a JSON file of docs/results holds."""
+    return json.loads((DOCS / "results" / f"{name}.json").read_text("utf-8"))
 
 
 def grad(i: int, w: Tensor) -> Tensor:
@@ -52,118 +81,151 @@ def simulate(algorithm: Algorithm, tau: Tensor, rounds: int, start: Tensor = STA
     return torch.stack(models), first
 
 
-def best() -> Tensor:
+def find_optimum() -> Tensor:
+    """The lowest point of F."""
     lowest: Tensor = torch.linalg.solve(HILLS.sum(0), torch.einsum("nij,nj->i", HILLS, CENTRES))
     return lowest
 
 
-def ground(axis: Any, title: str) -> None:
-    """The hills of F = (F_1 + F_2) / 2, its lowest point and the clients' own."""
-    x, y = np.meshgrid(np.linspace(-2.4, 2.4, 120), np.linspace(-1.5, 2.7, 120))
-    w = torch.tensor(np.stack([x, y], -1), dtype=torch.float32)
+def draw_ground(axis: Any, title: str) -> None:
+    """The contours of F = (F_0 + F_1) / 2, its lowest point and the clients' own."""
+    x, y = np.meshgrid(np.linspace(-2.5, 2.5, 120), np.linspace(-1.5, 2.7, 120))
+    w = torch.tensor(np.stack([x, y], -1))
     F = torch.stack([((w - CENTRES[i]) @ HILLS[i] * (w - CENTRES[i])).sum(-1) / 4 for i in range(2)]).sum(0)
-    axis.contour(x, y, F.numpy(), levels=14, colors="#cccccc", linewidths=0.7, zorder=0)
-    for i, colour in enumerate(COLOURS):
-        axis.plot(*CENTRES[i], marker="o", color=colour, markersize=8, linestyle="none")
-        axis.annotate(
-            f"client {i + 1}'s best",
-            CENTRES[i].tolist(),
-            xytext=(0, -16),
-            textcoords="offset points",
-            ha="center",
-            color=colour,
-            fontsize=9,
-        )
-    axis.plot(*best(), marker="*", color="black", markersize=14, linestyle="none")
-    axis.annotate("best for all", best().tolist(), xytext=(0, -19), textcoords="offset points", ha="center", fontsize=9)
-    axis.set(title=title, xticks=[], yticks=[], aspect="equal")
-    axis.title.set_fontsize(10)
+    axis.contour(x, y, F.numpy(), levels=14, colors=GRID, linewidths=1, zorder=0)
+    for i in range(2):
+        axis.plot(*CENTRES[i], marker="o", color=CATEGORIES[i], markersize=8, linestyle="none")
+        note(axis, f"best for client {i}", CENTRES[i], (0, -16), CATEGORIES[i])
+    axis.plot(*find_optimum(), marker="*", color=INK, markersize=14, linestyle="none", zorder=1)
+    note(axis, "best for both", find_optimum(), (0, -19), INK)
+    axis.set(title=title, xticks=[], yticks=[], aspect="equal", xlabel="first weight", ylabel="second weight")
     axis.grid(False)
 
 
-def drift() -> None:
+def note(axis: Any, text: str, point: Tensor, offset: tuple[float, float], colour: str, align: str = "center") -> None:
+    """A text near a point, on white so that no line runs through it."""
+    axis.annotate(
+        text,
+        point.tolist(),
+        xytext=offset,
+        textcoords="offset points",
+        ha=align,
+        va="center",
+        color=darken(colour),
+        fontsize=9.5,
+        zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
+    )
+
+
+def draw_drift(path: Path) -> None:
     """One round: with one step each the mean is a step of SGD, with many the clients drift to their own minima."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.7), layout="constrained")
+    colour = find_look("fedavg")[1]
     for axis, tau in zip(axes, (1, 20), strict=True):
         models, paths = simulate(FedAvg(ETA), torch.tensor([tau, tau]), 1)
-        ground(axis, f"one round, {tau} local step{'s' if tau > 1 else ''} each")
-        for path, colour in zip(paths, COLOURS, strict=True):
-            axis.plot(*path.T, color=colour, marker=".", markersize=5, linewidth=1.5)
-        axis.plot(*START, marker="s", color="black", markersize=6, linestyle="none")
-        axis.annotate("w_k", START.tolist(), xytext=(7, 3), textcoords="offset points")
-        axis.plot(*models.T, color="#D55E00", linewidth=1.8, linestyle="--")
-        axis.plot(*models[-1], marker="D", color="#D55E00", markersize=7, linestyle="none")
-        axis.annotate(
-            "w_(k+1), the mean",
-            models[-1].tolist(),
-            xytext=(9, -13),
-            textcoords="offset points",
-            color="#D55E00",
-            fontsize=9,
-        )
-    save_figure(figure, OUT / "drift.svg")
+        draw_ground(axis, f"{tau} local step{'s' if tau > 1 else ''} per client")
+        for i, steps in enumerate(paths):
+            axis.plot(*steps.T, color=CATEGORIES[i], marker=".", markersize=5, linewidth=1.5)
+        axis.plot(*START, marker="s", color=INK, markersize=6, linestyle="none")
+        note(axis, "$w_k$", START, (12, 6), INK)
+        axis.plot(*models.T, color=colour, linewidth=1.8, linestyle="--")
+        axis.plot(*models[-1], marker="D", color=colour, markersize=7, linestyle="none", zorder=4)
+        note(axis, "$w_{k+1}$, the mean", models[-1], (12, -12), colour, "left")
+    caption = "One round of FedAvg with two clients: many local steps make the clients drift apart"
+    figure.suptitle(caption)
+    about = "With 20 local steps, the mean of the two models is not on the way to the optimum of the common loss."
+    save_figure(figure, path, caption, f"Grey: contours of the common loss. {about}")
 
 
-def normalised() -> None:
+def draw_normalised(path: Path) -> None:
     """Where the server ends when one client takes 2 steps and the other 20."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6))
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=0.92, wspace=0.03)
-    for axis, (name, algorithm) in zip(axes, (("FedAvg", FedAvg(0.03)), ("FedNova", FedNova(0.03))), strict=True):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.7), layout="constrained")
+    for axis, algorithm in zip(axes, (FedAvg(0.03), FedNova(0.03)), strict=True):
+        name, colour, _ = find_look(type(algorithm).__name__.lower())
         models, _ = simulate(algorithm, torch.tensor([2, 20]), 60)
-        ground(axis, f"{name}: client 1 takes 2 steps per round, client 2 takes 20")
-        axis.plot(*models.T, color="#D55E00", marker=".", linewidth=1.5)
-        off = float((models[-1] - best()).norm())
-        axis.annotate(
-            f"after 60 rounds {off:.2f} off",
-            models[-1].tolist(),
-            xytext=(40, 22),
-            textcoords="offset points",
-            color="#D55E00",
-            fontsize=9,
-            ha="center",
-        )
-    save_figure(figure, OUT / "normalised.svg")
+        off = float((models[-1] - find_optimum()).norm())
+        draw_ground(axis, f"{name}: ends {off:.2f} away from the star")
+        axis.plot(*START, marker="s", color=INK, markersize=6, linestyle="none")
+        note(axis, "start", START, (20, 6), INK)
+        axis.plot(*models.T, color=colour, marker=".", linewidth=1.5)
+        axis.plot(*models[-1], marker="D", color=colour, markersize=5, linestyle="none", zorder=4)
+    caption = "60 rounds in which client 0 takes 2 local steps and client 1 takes 20"
+    figure.suptitle(caption)
+    save_figure(figure, path, caption, "FedAvg ends near client 1's optimum, FedNova near the common one.")
 
 
-def control() -> None:
+def run_control(path: Path) -> None:
+    """Writes what draw_control needs of a run on the digits, Case 3."""
+    veca = run(CONTROL, device="cpu")
+    avg = run(Experiment(**(vars(CONTROL) | {"method": "fedavg", "tau_all": veca.summary["tau_all"]})), device="cpu")
+    content = {
+        "command": "python docs/pictures.py --run",
+        "settings": {name: getattr(CONTROL, name) for name in ("data", "model", "partition", "rounds", "batch", "lr")},
+        "tau": [record["tau"] for record in veca.rounds],
+        "A": [record.get("A") for record in veca.rounds],
+        "test_accuracy": {
+            done.experiment.method: [get_number(record, "test_accuracy") for record in done.rounds]
+            for done in (veca, avg)
+        },
+        "tau_all": {done.experiment.method: done.summary["tau_all"] for done in (veca, avg)},
+    }
+    path.write_text(json.dumps(content) + "\n", "utf-8")
+
+
+def draw_control(content: Any, path: Path) -> None:
     """A run on the digits, Case 3: how many steps each client takes, and why."""
-    e = Experiment(data="digits", model="mlp", partition="case3", rounds=40, batch=32, lr=0.05)
-    veca = run(e)
-    avg = run(Experiment(**(vars(e) | {"method": "fedavg", "tau_all": veca.summary["tau_all"]})))
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    tau = np.array([line["tau"] for line in veca.rounds]).T
-    image = axes[0].imshow(tau, aspect="auto", cmap="Oranges", vmin=0, interpolation="nearest")
-    axes[0].set(title="τ, local steps of each client", xlabel="round", ylabel="client", yticks=range(5))
+    tau = np.array(content["tau"]).T
+    figure, axes = plt.subplots(1, 3, figsize=(11.5, 3.8), layout="constrained", width_ratios=(1, 1, 1))
+    edges = (0.5, tau.shape[1] + 0.5, len(tau) - 0.5, -0.5)
+    image = axes[0].imshow(tau, aspect="auto", cmap="cividis", vmin=0, interpolation="nearest", extent=edges)
+    axes[0].set(title="local steps τ of each client", ylabel="client", yticks=range(len(tau)))
     axes[0].grid(False)
-    figure.colorbar(image, ax=axes[0])
-    A = np.array([line["A"] for line in veca.rounds[1:]]).T
+    figure.colorbar(image, cax=axes[0].inset_axes((1.02, 0, 0.04, 1)), ticks=range(0, 21, 5))
+    A = np.array(content["A"][1:]).T
     for i, row in enumerate(A):
-        axes[1].plot(
-            range(1, 40), row / A.min(0), ".", markersize=4, label=f"client {i}", color=plt.get_cmap("tab10")(i)
-        )
-    axes[1].axhline(1, color="#888888", linewidth=0.8)
-    axes[1].set(title="A of each client / the least A", xlabel="round", yscale="log")
-    axes[1].legend(fontsize=7, loc="upper right")
-    for done in (veca, avg):
-        label, colour, dash = find_look(done.experiment.method)
-        shares = [100 * (line["test_accuracy"] or 0.0) for line in done.rounds]
-        axes[2].plot(range(1, 41), shares, dash, color=colour, label=label)
-    axes[2].set(title="test accuracy (%), local steps of the paper's protocol", xlabel="round")
-    axes[2].legend(loc="lower right")
-    save_figure(figure, OUT / "control.svg")
-    for done in (veca, avg):
-        print(done.experiment.method, done.summary["tau_all"], done.summary["kept"], done.summary["last"])
-    print("tau by client, mean:", tau.mean(1).round(1), "A / least, median:", np.median(A / A.min(0), 1).round(2))
+        x = range(2, len(row) + 2)
+        axes[1].plot(x, row / A.min(0), ".", markersize=5, label=f"client {i}", color=CATEGORIES[i])
+    axes[1].axhline(1, color=QUIET, linewidth=0.9)
+    axes[1].set(title="A of each client / the smallest A", yscale="log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    for method, shares in content["test_accuracy"].items():
+        y = 100 * np.array(shares, dtype=float)
+        draw_band(axes[2], range(1, len(y) + 1), y, None, find_look(method))
+    axes[2].set(title="test accuracy (%)")
+    for axis in axes:
+        axis.set_xlabel("round")
+    caption = "One run of FedVeca: MLP on the digits, Case 3, 5 clients"
+    figure.suptitle(caption)
+    label_lines(*axes[1:])
+    about = "Left: local steps per client and round. Middle: the clients' A. Right: accuracy of FedVeca and FedAvg."
+    save_figure(figure, path, caption, about)
+
+
+def draw_all(folder: Path) -> None:
+    """Draws every figure into the folders images and results of a folder."""
+    images, results = folder / "images", folder / "results"
+    for what in FIGURES:
+        draw_results(read_result(what), results)
+    rows = read_result("corrected")["rows"]
+    corrected.draw(rows, results)
+    corrected.draw_first(rows, images / "first.svg")
+    robustness.draw(read_result("robustness")["results"], results / "robustness.svg")
+    speed.draw(read_result("speed")["summary"], results / "speed.svg")
+    scale.draw(read_result("scale"), results / "scale.svg")
+    with plt.rc_context(STYLE):
+        draw_drift(images / "drift.svg")
+        draw_normalised(images / "normalised.svg")
+        draw_control(read_result("control"), images / "control.svg")
 
 
 def main() -> None:
-    """Draws all three."""
-    OUT.mkdir(exist_ok=True)
-    with plt.rc_context(STYLE):
-        drift()
-        normalised()
-        control()
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true", help="first repeat the run of docs/results/control.json")
+    if parser.parse_args().run:
+        run_control(DOCS / "results" / "control.json")
+    draw_all(DOCS)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,9 @@ def shots(address: str) -> None:
         keep(dark, "board-dark")
         phone = page(390, 844, color_scheme="light")
         phone.goto(address + CHOSEN)
-        phone.wait_for_function("document.querySelectorAll('#charts .main-svg').length >= 2", timeout=120_000)
-        phone.evaluate("document.getElementById('view').scrollIntoView()")
+        phone.wait_for_function("document.querySelector('#charts figure')", timeout=120_000)
+        phone.evaluate("document.getElementById('view').scrollIntoView()")  # what is out of sight is not drawn
+        phone.wait_for_function("document.querySelector('#charts .main-svg')", timeout=120_000)
         phone.wait_for_timeout(1500)
         keep(phone, "board-phone")
         browser.close()

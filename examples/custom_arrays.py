@@ -1,4 +1,4 @@
-"""A federated run on your own NumPy arrays and your own PyTorch model."""
+"""A federated run on custom NumPy arrays with a custom PyTorch model."""
 
 import numpy as np
 import torch
@@ -13,5 +13,5 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Li
 experiment = Experiment(partition="dirichlet", concentration=0.3, clients=6, rounds=20, batch=16, lr=0.05)
 result = run(experiment, data=from_arrays(x, y), model=model)
 
-model.load_state_dict(result.model)  # the model handed out, in your own module
-print(f"test accuracy {100 * result.summary['kept']['test_accuracy']:.1f} % on rows held back")
+model.load_state_dict(result.model)  # the kept model, in your module
+print(f"test accuracy {100 * result.summary['kept']['test_accuracy']:.1f} % on rows held out for testing")

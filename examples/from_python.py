@@ -1,4 +1,4 @@
-"""The same run as `fedveca run digits-case3 rounds=20`, from the round generator up."""
+"""The same run as `fedveca run digits-case3 rounds=20`, with full control: the round generator in a loop."""
 
 from fedveca import Experiment, build, federate
 

@@ -14,12 +14,12 @@ columns = list(frame.columns)
 wine = Dataset.from_dict({**frame.to_dict("list"), "cultivar": table.target.tolist()})
 settings: dict[str, Any] = {"model": "mlp", "hidden": 16, "clients": 4, "rounds": 15, "batch": 8, "lr": 0.05}
 
-# fedveca's own rules deal the rows
+# one of fedveca's partitions splits the rows
 data = from_hugging_face(wine, x=columns, y="cultivar", name="wine")
 result = run(Experiment(partition="dirichlet", concentration=0.5, **settings), data=data)
 print(f"fedveca's partition:      test accuracy {100 * result.summary['kept']['test_accuracy']:.1f} %")
 
-# or a partitioner that you have already
+# or a partitioner that you already have
 partitioner = DirichletPartitioner(num_partitions=4, partition_by="cultivar", alpha=0.5, min_partition_size=5, seed=1)
 partitioner.dataset = wine
 data = from_partitioner(partitioner, x=columns, y="cultivar", name="wine")

@@ -6,7 +6,7 @@ whose frozen weights are not the server's is rejected.
 """
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ LETTERS, LENGTH = 32, 12
 def build_base() -> PreTrainedModel:
     """A small GPT-2 with random weights; the line below takes one that was pretrained."""
     # return AutoModelForCausalLM.from_pretrained("distilgpt2")
-    sizes = {"vocab_size": LETTERS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False))
+    sizes: dict[str, Any] = {"vocab_size": LETTERS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False)
+    return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 
 
 def make(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Regression: ten sensors, each of which sees its own range of what is to be predicted; the metric is R squared."""
+"""Regression: ten sensors, each of which sees another range of the target; the metric is R squared."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A table: scikit-learn's breast cancer data at five unlike clinics; the metric is the area under ROC."""
+"""A table: scikit-learn's breast cancer data at five clinics with different patients; the metric is the ROC AUC."""
 
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score

@@ -1,4 +1,4 @@
-"""Text: the next character, learned from three notebooks that never leave their authors, each about another thing."""
+"""Text: predict the next character, from three notebooks on different subjects that never leave their authors."""
 
 import numpy as np
 import torch

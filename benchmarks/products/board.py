@@ -94,12 +94,12 @@ def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random
         processor = page.context.new_cdp_session(page)
         processor.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(f"{url}#run=big")
-        chart = "document.querySelector('figure[data-name=%s] .plot')?.data"
+        chart = "document.querySelector('figure[data-name=%s] .plot')?.data?.find((t) => t.meta)"
         out["first_paint_ms"] = page.evaluate(
             "new Promise((done) => new PerformanceObserver((l) => done(l.getEntries()[0].startTime))"
             ".observe({ type: 'paint', buffered: true }))"
         )
-        out["first_curve_ms"] = ready(page, f"{chart % 'test_accuracy'}?.[0].x.at(-1) === {args.rounds}")
+        out["first_curve_ms"] = ready(page, f"{chart % 'test_accuracy'}?.x.at(-1) === {args.rounds}")
         heat = "document.querySelector('#heats .plot')?.data?.[0].x.length > 100"
         out["all_pictures_ms"] = ready(page, heat)
         out["longest_task_at_start_ms"] = max(page.evaluate("tasks"), default=0)
@@ -110,7 +110,7 @@ def measure(url: str, big: Path, args: argparse.Namespace, chance: random.Random
             began = time.perf_counter()
             with open(big / "rounds.jsonl", "a") as file:
                 file.write(line(k, args.clients, chance))
-            page.wait_for_function(f"{chart % 'test_accuracy'}?.[0].x.at(-1) === {k + 1}", polling=20, timeout=60_000)
+            page.wait_for_function(f"{chart % 'test_accuracy'}?.x.at(-1) === {k + 1}", polling=20, timeout=60_000)
             updates.append(time.perf_counter() - began)
             page.wait_for_timeout(500)
             tasks += page.evaluate("tasks")

@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 from typing import Literal, TypedDict
 
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+
+from fedveca.views.figures.style import CATEGORIES, STYLE, label_lines, save_figure
+
 BATCH = 20
-INK, ONE, TWO, THREE = "#7f8894", "#e07b1f", "#3f8fd0", "#2ca089"  # readable on white and on black alike
+ONE, TWO, THREE = CATEGORIES[:3]
 
 
 class FlightRow(TypedDict):
@@ -67,39 +72,46 @@ def predict(terms: dict[str, float], *units: float) -> float:
 
 def draw(result: Result, path: Path) -> None:
     """Four panels: clients in flight, steps, parameters, workers; dots are measured, lines are the model's."""
-    import matplotlib
+    with plt.rc_context(STYLE):
+        _draw(result, path)
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-    plt.rcParams.update({"svg.hashsalt": "scale", "font.size": 9, "text.color": INK, "axes.edgecolor": INK})
-    figure, panels = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
+def _draw(result: Result, path: Path) -> None:
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6), layout="constrained")
+    panels = grid.flat
     flight, overhead = result["flight"], result["overhead"]
     local, ray = result["models"]["local"]["core_s"], result["models"]["ray"]["seconds"]
-    sweeps: tuple[tuple[Literal["n", "tau", "P"], str, list[FlightRow]], ...] = (
-        ("n", "clients in flight", [r for r in flight if (r["tau"], r["P"]) == (10, 60)]),
-        ("tau", "steps of each of 1,000 clients", [r for r in flight if (r["n"], r["P"]) == (1000, 60)]),
-        ("P", "parameters (SVM), 1,000 clients", [r for r in flight if (r["n"], r["tau"]) == (1000, 10)]),
+    sweeps: tuple[tuple[Literal["n", "tau", "P"], str, str, list[FlightRow]], ...] = (
+        (
+            "n",
+            "clients per round",
+            "10 steps each, 60 parameters",
+            [r for r in flight if (r["tau"], r["P"]) == (10, 60)],
+        ),
+        ("tau", "steps of each client", "1,000 clients", [r for r in flight if (r["n"], r["P"]) == (1000, 60)]),
+        ("P", "parameters (SVM)", "1,000 clients, 10 steps", [r for r in flight if (r["n"], r["tau"]) == (1000, 10)]),
     )
-    for panel, (key, label, rows) in zip(panels, sweeps, strict=False):
+    for panel, (key, label, fixed, rows) in zip(panels, sweeps, strict=False):
         rows = sorted(rows, key=lambda row: row[key])
         at = [row[key] for row in rows]
         parts = [(1, r["n"], r["steps"], r["steps"] * BATCH * r["P"]) for r in rows]
         panel.plot(at, [1e3 * predict(local, *part) for part in parts], color=ONE, alpha=0.6)
         panel.plot(at, [1e3 * row["core_s"] for row in rows], "o", color=ONE)
-        panel.set_xlabel(label, color=INK)
+        panel.set_xlabel(label)
+        panel.set_ylabel("core-milliseconds per round")
+        panel.set_title(f"local engine, {fixed}")
+    last = grid[1, 1]
     for P, colour in zip(sorted({row["P"] for row in overhead}), (ONE, TWO, THREE), strict=True):
         mine = [row for row in overhead if row["P"] == P]
         at = [row["workers"] for row in mine]
         parts = [(1, r["workers"], r["P"], r["workers"] * r["P"]) for r in mine]
-        panels[3].plot(at, [1e3 * predict(ray, *part) for part in parts], color=colour, alpha=0.6)
-        panels[3].plot(at, [1e3 * row["seconds"] for row in mine], "o", color=colour, label=f"P = {P:,}")
-    panels[3].set_xlabel("Ray workers, one step of one client each", color=INK)
-    panels[3].legend(frameon=False, labelcolor=INK)
-    panels[0].set_ylabel("core-milliseconds a round", color=INK)
-    panels[3].set_ylabel("milliseconds a round", color=INK)
-    for panel in panels:
+        predicted = [1e3 * predict(ray, *part) for part in parts]
+        last.plot(at, predicted, color=colour, alpha=0.6, label=f"{P:,} parameters")
+        last.plot(at, [1e3 * row["seconds"] for row in mine], "o", color=colour)
+    last.set_xlabel("Ray workers")
+    last.set_ylabel("milliseconds per round")
+    last.set_title("Ray, one step of one client per worker")
+    for panel in grid.flat:
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.xaxis.set_major_locator(FixedLocator(sorted(set(panel.lines[0].get_xdata()))))
@@ -107,13 +119,10 @@ def draw(result: Result, path: Path) -> None:
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_formatter("{x:,g}")
             axis.set_minor_locator(NullLocator())
-        panel.tick_params(colors=INK, which="both", length=0)
-        panel.grid(color=INK, alpha=0.2, linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.patch.set_alpha(0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
-    plt.close(figure)
+    caption = "What one round costs: dots are measured, lines are the fitted model; both axes are logarithmic"
+    figure.suptitle(caption)
+    label_lines(last)
+    save_figure(figure, path, caption, "Four panels: cost against clients, local steps, parameters and Ray workers.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """FedVeca: federated learning that chooses how many local steps each client takes.
 
 from fedveca import Experiment, run
-print(run(Experiment(rounds=20)).summary["kept"])
+done = run(Experiment(rounds=20), progress=True)
+print(done.summary["kept"])
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from fedveca.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names for type checkers: a test compares both
+    from fedveca import models as models
     from fedveca import testing as testing
     from fedveca.algorithms import Corrected as Corrected
     from fedveca.algorithms import FedAvg as FedAvg
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.runs.build import build as build
     from fedveca.runs.compare import compare as compare
     from fedveca.runs.experiment import Experiment as Experiment
+    from fedveca.runs.experiment import presets as presets
     from fedveca.runs.federate import federate as federate
     from fedveca.runs.folder import Run as Run
     from fedveca.runs.observers import Observer as Observer
@@ -43,6 +46,8 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.tasks.datasets.dataset import Dataset as Dataset
     from fedveca.tasks.losses import WeightedCrossEntropy as WeightedCrossEntropy
     from fedveca.tasks.losses import metric as metric
+    from fedveca.views.publish import compare_table as compare_table
+    from fedveca.views.publish import report as report
 
 _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "algorithms": "Corrected FedAvg FedNova FedProx FedVeca Scaffold",
@@ -54,7 +59,7 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "errors": "UserError",
     "runs.build": "build",
     "runs.compare": "compare",
-    "runs.experiment": "Experiment",
+    "runs.experiment": "Experiment presets",
     "runs.federate": "federate",
     "runs.folder": "Run",
     "runs.observers": "Observer",
@@ -63,8 +68,9 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch pad_sequences",
     "tasks.datasets.dataset": "Dataset",
     "tasks.losses": "WeightedCrossEntropy metric",
+    "views.publish": "compare_table report",
 }
-_MODULES = {"statistics": "runs.statistics", "testing": "testing"}
+_MODULES = {"models": "models", "statistics": "runs.statistics", "testing": "testing"}
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 

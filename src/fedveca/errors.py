@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+CLOSENESS = 0.66  # of a name to a choice that is suggested for it, as difflib measures it
+
 
 class UserError(ValueError):
     """A mistake in what the user gave: its text is one sentence that names the value and what is allowed."""
@@ -30,10 +32,20 @@ def show_value(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def find_near(name: str, choices: Iterable[str]) -> str:
+    """The choice that a name was probably meant to be, else nothing: two letters of three have to agree."""
+    return next(iter(difflib.get_close_matches(name, list(choices), 1, CLOSENESS)), "")
+
+
 def suggest(name: str, choices: Iterable[str]) -> str:
     """` (did you mean NAME?)` where a choice is near, else nothing."""
-    near = difflib.get_close_matches(name, list(choices), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = find_near(name, choices)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def count_noun(count: int, noun: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def explain_error(error: Exception) -> str:

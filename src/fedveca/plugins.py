@@ -9,6 +9,9 @@ from typing import Any
 _PLUGINS = {
     "trackers": "fedveca.trackers.tracking:make_trackers",  # (the setting `track`) -> observers
     "notebook": "fedveca.views.notebook:render_run",  # (a run) -> HTML
+    "progress": "fedveca.views.terminal.screen:make_progress",  # (the device) -> an observer that shows each round
+    "plot": "fedveca.views.figures.plot:plot_run",  # (a run) -> a figure of matplotlib
+    "report": "fedveca.views.publish:report",  # (runs, a file) -> the file
 }
 
 

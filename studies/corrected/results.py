@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, NotRequired, TypedDict
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import get_number
 from fedveca.runs.statistics import mean_and_spread, paired_difference
+from fedveca.views.figures.style import CATEGORIES, INK, STYLE, darken, draw_band, label_lines, save_figure
 from fedveca.views.series import find_look
 from studies.corrected.variants import ABLATIONS
 
 TASKS = {"svm-mnist": "SVM, MNIST", "cnn-mnist": "CNN, MNIST", "cnn-cifar10": "CNN, CIFAR-10"}
-VARIANTS = {  # of SCAFFOLD: title and colour
-    "scaffold+": ("SCAFFOLD, more steps", "#8C510A"),
-    "scaffold probed": ("SCAFFOLD, probe's steps", "#7E57C2"),
+VARIANTS = {  # of SCAFFOLD: title, colour and dash
+    "scaffold+": ("SCAFFOLD, more steps", CATEGORIES[0], "-"),
+    "scaffold probed": ("SCAFFOLD, probe's steps", CATEGORIES[4], "--"),
 }
+FIRST = ("scaffold", "corrected", "fedveca", "fedavg")  # the methods of README's first picture
 METHODS = ("corrected", "fedveca", "scaffold", *VARIANTS, "fedavg", "fedprox", "fednova")
 LABELS = {  # by what follows the task in a study's name
     "case1": "Case 1",
@@ -36,6 +36,7 @@ LABELS = {  # by what follows the task in a study's name
     "clients50": "50 clients",
     "clients50-ten": "50 clients, 10 a round",
 }
+TESTED = 5  # rounds between two tests in files that do not say which rounds were tested
 LOWEST = {"svm-mnist": 80, "cnn-mnist": 82, "cnn-cifar10": 22}  # accuracy that the curves begin at
 
 
@@ -76,12 +77,14 @@ class Row(TypedDict):
     last_test_loss: Values
     tau_all: float | None
     corrected_minus_this: NotRequired[Lead]
-    curve: NotRequired[list[float]]
+    curve: NotRequired[list[float]]  # the accuracy after every tested round, mean over seeds
+    curve_std: NotRequired[list[float]]
+    tested: NotRequired[list[int]]  # the rounds of the curve
 
 
-def look_of(method: str) -> tuple[str, str]:
-    """A method's title and colour."""
-    return VARIANTS[method] if method in VARIANTS else find_look(method)[:2]
+def look_of(method: str) -> tuple[str, str, str]:
+    """A method's title, colour and dash."""
+    return VARIANTS.get(method) or find_look(method)
 
 
 def load_rows(out: Path) -> list[Row]:
@@ -139,6 +142,9 @@ def tabulate(group: Group) -> list[Row]:
         if group.study == "main" and mine:
             curves = [[line["test_accuracy"] or 0.0 for line in run.rounds if "test_accuracy" in line] for run in mine]
             row["curve"] = np.mean(curves, 0).tolist()
+            if len(curves) > 1:
+                row["curve_std"] = np.std(curves, 0, ddof=1).tolist()
+            row["tested"] = [k + 1 for k, line in enumerate(mine[0].rounds) if "test_accuracy" in line]
         rows.append(row)
     return rows
 
@@ -172,47 +178,91 @@ def write_results(rows: list[Row], folder: Path) -> None:
 def draw(rows: Sequence[Row], folder: Path) -> None:
     """The two figures of docs/corrected.md."""
     main = {(row["task"], row["method"]): row for row in rows if row["study"] == "main"}
-    with plt.rc_context({"svg.hashsalt": "fedveca", "svg.fonttype": "none", "font.size": 9}):
+    with plt.rc_context(STYLE):
         _draw_leads(main, folder / "corrected-leads.svg")
         _draw_curves(main, folder / "corrected-curves.svg")
 
 
 def _draw_leads(rows: Mapping[tuple[str, str], Row], path: Path) -> None:
     """How far the corrected method is ahead of each rival, with its interval."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
     rivals = METHODS[1:]
+    seeds = len(next(iter(rows.values()))["seeds"])
+    caption = f"Lead of FedVeca corrected over each method, Case 3, kept models, {seeds} seeds"
+    figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.8), sharey=True, layout="constrained")
     for axis, (task, title) in zip(axes, TASKS.items(), strict=True):
-        for y, method in enumerate(reversed(rivals)):
+        for y, method in enumerate(rivals):
             lead, colour = rows[task, method]["corrected_minus_this"], look_of(method)[1]
             if "low" in lead and "high" in lead:
                 axis.plot([lead["low"], lead["high"]], [y, y], color=colour, linewidth=2)
             axis.plot(lead["mean"], y, "o", color=colour)
-        axis.axvline(0, color="#888888", linewidth=0.8)
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("points of accuracy ahead")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(rivals)), [look_of(method)[0] for method in reversed(rivals)])
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+            axis.annotate(
+                f"{lead['mean']:+.2f}".replace("-0.00", "0.00").replace("-", "−"),
+                (1, y),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9.5,
+                color=darken(colour),
+            )
+        axis.axvline(0, color=INK, linewidth=1)
+        axis.set_title(title)
+        axis.set_xlabel("points ahead (left of 0: behind)")
+    axes[0].set_yticks(range(len(rivals)), [f"over {look_of(method)[0]}" for method in rivals])
+    axes[0].set_ylim(len(rivals) - 0.5, -0.5)
+    figure.suptitle(f"{caption}: mean and 95 % interval")
+    about = "One panel per task, one row per method; right of the line at 0 FedVeca corrected is ahead."
+    save_figure(figure, path, f"{caption}: mean and 95 % interval", about)
 
 
 def _draw_curves(rows: Mapping[tuple[str, str], Row], path: Path) -> None:
-    """Accuracy of the current model over rounds, mean over seeds."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+    """Accuracy of the current model over rounds, mean over seeds; at the ends the last models' accuracy."""
+    seeds = len(next(iter(rows.values()))["seeds"])
+    caption = f"Case 3, the model after each round: mean of {seeds} seeds; at the ends mean ± standard deviation"
+    figure, axes = plt.subplots(3, 1, figsize=(9.5, 9), layout="constrained")
     for axis, (task, title) in zip(axes, TASKS.items(), strict=True):
-        for method in METHODS:
-            name, colour = look_of(method)
-            y = [100 * v for v in rows[task, method]["curve"]]
-            width = 2.2 if method == "corrected" else 1.1
-            axis.plot(range(5, 5 * len(y) + 1, 5), y, color=colour, linewidth=width, label=name)
+        _plot_curves(axis, [rows[task, method] for method in METHODS])
         axis.set_ylim(bottom=LOWEST[task])
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("round")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("test accuracy, %")
-    axes[-1].legend(fontsize=7, frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+        axis.set_title(f"{title}: test accuracy (%)")
+    axes[-1].set_xlabel("round")
+    figure.suptitle(caption)
+    label_lines(*axes)
+    about = f"Three panels, one per task. Lines: {', '.join(look_of(method)[0] for method in METHODS)}."
+    save_figure(figure, path, caption, about)
+
+
+def _plot_curves(axis: Axes, rows: Sequence[Row], digits: int = 2) -> None:
+    """One line per row, with a band where the file has one, named with the last models' accuracy."""
+    for row in rows:
+        name, colour, dash = look_of(row["method"])
+        mean = 100 * np.array(row["curve"])
+        std = 100 * np.array(row["curve_std"]) if "curve_std" in row else None
+        at = row.get("tested") or range(TESTED, TESTED * len(mean) + 1, TESTED)
+        label = f"{name}  {_percent(row['last_test_accuracy'], digits)}"
+        draw_band(axis, at, mean, std, (label, colour, dash), 2.1 if row["method"] == "corrected" else 1.6)
+    axis.margins(x=0.01)
+
+
+def draw_first(rows: Sequence[Row], path: Path) -> None:
+    """README's first picture: four methods on the CNN for MNIST."""
+    main = {row["method"]: row for row in rows if (row["study"], row["task"]) == ("main", "cnn-mnist")}
+    seeds, rounds = len(main["fedavg"]["seeds"]), TESTED * len(main["fedavg"]["curve"])
+    caption = "Test accuracy on non-IID data: a CNN on MNIST, 5 clients (Case 3)"
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7.6, 4.3), layout="constrained")
+        _plot_curves(axis, [main[method] for method in FIRST], digits=1)
+        axis.set_xlabel("communication round")
+        axis.set_ylabel("test accuracy (%)")
+        axis.set_ylim(40, 100)
+        ends = f"numbers: after round {rounds}, ± one standard deviation"
+        axis.set_title(f"mean of {seeds} seeds; {ends}")
+        figure.suptitle(caption)
+        label_lines(axis, gap=14, size=10.5)
+        values = ", ".join(
+            f"{look_of(method)[0]} {_percent(main[method]['last_test_accuracy'], 1)} %" for method in FIRST
+        )
+        about = f"Four curves over {rounds} rounds, tested every {TESTED} rounds. After the last round: {values}."
+        save_figure(figure, path, caption, about)
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -230,5 +280,5 @@ def print_table(rows: Sequence[Row]) -> None:
             )
 
 
-def _percent(values: Values) -> str:
-    return "-" if values["mean"] is None else f"{100 * values['mean']:.2f} ±{100 * values['std']:.2f}"
+def _percent(values: Values, digits: int = 2) -> str:
+    return "-" if values["mean"] is None else f"{100 * values['mean']:.{digits}f} ±{100 * values['std']:.{digits}f}"

@@ -1,41 +1,90 @@
-"""The figures of the paper's Section V, from run folders alone."""
+"""The figures of the paper's Section V, from the results alone: what a JSON file of docs/results holds.
+
+`python docs/pictures.py` draws all of them again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
-from fedveca.runs.folder import Run
-from fedveca.views.figures.curves import STYLE, draw_line, focus_axis, save_figure
+from fedveca.algorithms.registry import is_pooled
+from fedveca.views.figures.curves import focus_values
+from fedveca.views.figures.run import QuantityValues, draw_quantities
+from fedveca.views.figures.style import (
+    CATEGORIES,
+    INK,
+    STYLE,
+    darken,
+    draw_band,
+    find_linestyle,
+    label_lines,
+    save_figure,
+)
 from fedveca.views.series import find_look
-from studies.paper.measures import MODELS, Runs, by_client, by_round, deviation, final_values, kept_so_far, runs_of
-from studies.paper.reported import REPORTED, TITLES, task_of
+from studies.paper.reported import TITLES, task_of
 
-COLOURS = {"svm-mnist": "#0072B2", "cnn-mnist": "#009E73", "cnn-cifar10": "#D55E00"}
-CLIENT_COLOURS = ("#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+TASK_LOOKS = {
+    "svm-mnist": (CATEGORIES[0], "-"),
+    "cnn-mnist": (CATEGORIES[1], "--"),
+    "cnn-cifar10": (CATEGORIES[2], "-."),
+}
 AXES = (("test_loss", "test loss"), ("test_accuracy", "test accuracy (%)"))
+INSTANT = ("tau", "tau_k", "L", "beta", "delta", "A")
+EVERY, SO_FAR = "every round's model", "the model kept so far"  # the two parts of curves.json
+Array = NDArray[np.float64]
+Methods = Mapping[str, Mapping[str, Any]]  # by method, what was measured: lists over rounds, and closing values
 Look = tuple[str, str, str]  # label, colour, dash
 
 
-def table1(runs: Runs, path: Path) -> None:
+def draw_results(content: Mapping[str, Any], folder: Path) -> None:
+    """Draws every figure of a result, which is what its JSON file holds, into a folder."""
+    for name, draw in FIGURES[content["what"]].items():
+        draw(content, folder / f"{name}.svg")
+
+
+def _count_seeds(content: Mapping[str, Any]) -> int:
+    found = re.search(r"--seeds (\d+)", content["command"])
+    return int(found[1]) if found else 1
+
+
+def _add_seeds(content: Mapping[str, Any], caption: str, band: bool = True) -> str:
+    """A caption with what its lines are over the seeds."""
+    seeds = _count_seeds(content)
+    spread = "mean and one standard deviation" if band else "mean"
+    return f"{caption}: {spread} of {seeds} seeds" if seeds > 1 else f"{caption}: one seed"
+
+
+def _get(values: Mapping[str, Any], name: str) -> tuple[Array, Array]:
+    """Mean and standard deviation; shares in per cent, NaN where a round has none."""
+    scale = 100 if name == "test_accuracy" else 1
+    mean, std = (scale * np.array(values[name][part], dtype=float).reshape(-1) for part in ("mean", "std"))
+    return mean, std
+
+
+def table1(content: Mapping[str, Any], path: Path) -> None:
     """Accuracy of every method: kept and last model with one standard deviation, and the paper's value."""
+    tables = content["results"]
+    caption = _add_seeds(content, "Table I of the paper, Case 3, test accuracy")
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(runs), figsize=(1.2 + 3.3 * len(runs), 3.6), layout="constrained", squeeze=False, sharey=True
+            1, len(tables), figsize=(1.6 + 3.0 * len(tables), 3.7), layout="constrained", squeeze=False, sharey=True
         )
-        for axis, study in zip(axes[0], runs, strict=True):
-            methods = list(dict.fromkeys(r.experiment.method for r in runs[study]))
-            for y, method in enumerate(methods):
-                colour = find_look(method)[1]
-                for which, shift, fill in zip(MODELS, (-0.16, 0.16), (colour, "white"), strict=True):
-                    values = 100 * np.array(final_values(runs_of(runs, study, method), which, "test_accuracy"))
-                    std = float(deviation(values))
+        for axis, table in zip(axes[0], tables, strict=True):
+            rows = table["rows"]
+            for y, row in enumerate(rows):
+                colour = find_look(row["method"])[1]
+                for which, shift, fill in (("kept", -0.17, colour), ("last", 0.17, "white")):
+                    (mean,), (std,) = _get(row[which], "test_accuracy")
                     axis.errorbar(
-                        values.mean(),
+                        mean,
                         y + shift,
                         xerr=std,
                         fmt="o",
@@ -43,154 +92,179 @@ def table1(runs: Runs, path: Path) -> None:
                         markerfacecolor=fill,
                         markersize=6,
                         capsize=2,
-                        label={"kept": "kept model", "last": "last model"}[which] if y == 0 else None,
                     )
-                value = 100 * REPORTED[task_of(study)][method]["test_accuracy"]
-                named = None if y else "the paper's value"
-                axis.plot(value, y, "kD", markersize=5, markerfacecolor="none", label=named)
-            axis.set_yticks(range(len(methods)), [find_look(m)[0] for m in methods])
-            axis.set_title(TITLES[task_of(study)], fontsize=10)
+                kept = _get(row["kept"], "test_accuracy")[0][0]
+                value = 100 * row["paper"]["test_accuracy"]
+                axis.plot(
+                    value,
+                    y,
+                    "D",
+                    color=INK,
+                    markersize=5,
+                    markerfacecolor="none",
+                )
+                axis.annotate(
+                    f"{kept:.1f}",
+                    (1, y - 0.17),
+                    xycoords=("axes fraction", "data"),
+                    xytext=(4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    color=darken(colour),
+                    fontsize=9.5,
+                )
+            axis.set_yticks(range(len(rows)), [find_look(row["method"])[0] for row in rows])
+            axis.margins(x=0.08)
+            axis.set_title(TITLES[table["task"]])
             axis.set_xlabel("test accuracy (%)")
         axes[0, 0].invert_yaxis()
-        _below(figure, axes[0, 0])
-        _above(figure, "Table I, Case 3", runs)
-        save_figure(figure, path)
-
-
-def curves(runs: Runs, path: Path, caption: str = "Case 3, every round's model") -> None:
-    """Test loss above, test accuracy below, one column a study: mean over seeds and one standard deviation."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            2, len(runs), figsize=(1.2 + 3.3 * len(runs), 6.2), layout="constrained", squeeze=False, sharex=True
+        looks: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("kept model: lowest training loss (its mean at the right)", {"marker": "o"}),
+            ("last model", {"marker": "o", "markerfacecolor": "white"}),
+            ("the paper's value", {"marker": "D", "markerfacecolor": "none", "markersize": 5}),
         )
-        for column, study in enumerate(runs):
-            for axis, (name, label) in zip(axes[:, column], AXES, strict=True):
-                _methods(axis, runs[study], name, label if column == 0 else "")
+        keys = [Line2D([], [], color=INK, linestyle="none", label=said, **look) for said, look in looks]
+        figure.legend(handles=keys, loc="outside lower center", ncols=3)
+        figure.suptitle(caption)
+        about = "One panel per task, one row per method; the number at the right is the kept model's mean."
+        save_figure(figure, path, caption, about)
+
+
+def curves(content: Mapping[str, Any], path: Path) -> None:
+    """Test loss and accuracy of every round's model, one row per task."""
+    _draw_methods(content["results"][EVERY], path, _add_seeds(content, "Case 3, the model after each round"))
+
+
+def curves_kept(content: Mapping[str, Any], path: Path) -> None:
+    """The same of the model that would be returned so far, the one with the lowest training loss."""
+    caption = _add_seeds(content, "Case 3, the model kept so far (lowest training loss)")
+    _draw_methods(content["results"][SO_FAR], path, caption)
+
+
+def cases(content: Mapping[str, Any], path: Path) -> None:
+    """The same for Cases 1 and 2."""
+    shown = {study: methods for study, methods in content["results"].items() if not study.endswith("case3")}
+    _draw_methods(shown, path, _add_seeds(content, "Cases 1 and 2, the model after each round"))
+
+
+def _draw_methods(studies: Mapping[str, Methods], path: Path, caption: str) -> None:
+    """Test loss at the left, accuracy at the right, one row per study."""
+    with plt.rc_context(STYLE):
+        high = 0.7 + 2.7 * len(studies)
+        figure, axes = plt.subplots(len(studies), 2, figsize=(10.5, high), layout="constrained", squeeze=False)
+        for row, (study, methods) in zip(axes, studies.items(), strict=True):
+            sets = [(values, find_look(method), is_pooled(method)) for method, values in methods.items()]
+            _draw_pair(row, sets)
             case = "" if "case3" in study else f", Case {study[-1]}"
-            axes[0, column].set_title(TITLES[task_of(study)] + case, fontsize=10)
-            axes[1, column].set_xlabel("round")
-        _below(figure, axes[0, 0])
-        _above(figure, caption, runs)
-        save_figure(figure, path)
+            for axis, (_, label) in zip(row, AXES, strict=True):
+                axis.set_title(f"{TITLES[task_of(study)]}{case}: {label}")
+        figure.suptitle(caption)
+        label_lines(*axes.flat)
+        save_figure(figure, path, caption, _list_methods(studies))
 
 
-def curves_kept(runs: Runs, path: Path) -> None:
-    """The same of the model handed out so far, the one with the least training loss."""
-    seen = {study: [kept_so_far(run) for run in runs[study]] for study in runs}
-    curves(seen, path, "Case 3, the model kept so far (least training loss)")
+def _list_methods(studies: Mapping[str, Methods]) -> str:
+    names = dict.fromkeys(find_look(method)[0] for methods in studies.values() for method in methods)
+    return f"Test loss and test accuracy over the rounds. Lines: {', '.join(names)}."
 
 
-def cases(runs: Runs, path: Path) -> None:
-    shown = {study: runs[study] for study in runs if not study.endswith("case3")}
-    curves(shown, path, "Cases 1 and 2, every round's model")
-
-
-def premise(runs: Runs, path: Path) -> None:
-    """eta tau_k L over the rounds, and the bound 1 that Theorem 1 asks for."""
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-        for study in runs:
-            values = by_round(runs_of(runs, study), "premise")[:, 1:]  # round 0 has no L yet
-            rounds, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
-            std = deviation(values)
-            axis.plot(rounds, mean, color=COLOURS[task_of(study)], label=TITLES[task_of(study)])
-            axis.fill_between(rounds, mean - std, mean + std, color=COLOURS[task_of(study)], alpha=0.15, linewidth=0)
-        axis.axhline(1, color="#444444", linestyle=":", label="bound of Theorem 1")
-        axis.set_xlabel("round k")
-        axis.set_ylabel(r"$\eta\,\tau_k L$ (no unit)")
-        axis.set_ylim(bottom=0)
-        _below(figure, axis)
-        _above(figure, "FedVeca, Case 3: the premise of Theorem 1", runs)
-        save_figure(figure, path)
-
-
-def instant(run: Run, path: Path, rounds: int = 50) -> None:
-    """Six quantities of one run, round by round: of each client where they are the clients' own."""
-    panels = (
-        ("tau", r"local steps $\tau_{(k,i)}$"),
-        ("tau_k", r"mean local steps $\tau_k$"),
-        ("L", r"smoothness $L$"),
-        ("beta", r"$\beta_{(k,i)}$"),
-        ("delta", r"$\delta_{(k,i)}$ (log scale)"),
-        ("A", r"$A_{(k,i)}$ (log scale)"),
-    )
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
-        for axis, (name, label) in zip(axes.flat, panels, strict=True):
-            lines = [entry for entry in run.rounds[:rounds] if entry.get(name) is not None]
-            lines = [entry for entry in lines if name != "L" or entry["L"]]  # 0: not known yet
-            at, values = [entry["round"] for entry in lines], by_client(lines, name)
-            if name in ("tau_k", "L"):
-                axis.plot(at, values, color="black", linewidth=1.6)
+def _draw_pair(axes: Sequence[Any], sets: Sequence[tuple[Mapping[str, Any], Look, bool]], band: bool = True) -> None:
+    """Test loss and accuracy in two panels, one line per set of values; what is pooled is one number."""
+    for axis, (name, _) in zip(axes, AXES, strict=True):
+        seen = []
+        for values, look, pooled in sets:
+            mean, std = _get(values, name)
+            if pooled:
+                axis.axhline(
+                    mean[-1], color=look[1], linestyle=find_linestyle(look[2]), linewidth=1.5, label=look[0], zorder=1.9
+                )
+                seen.append(mean[-1:])
             else:
-                for i in range(run.experiment.clients):
-                    style: Any = {"color": CLIENT_COLOURS[i % len(CLIENT_COLOURS)], "linestyle": "-" if i < 3 else "--"}
-                    style |= {"linewidth": 0.5, "marker": "o", "markersize": 3.5} if name == "tau" else {}
-                    axis.plot(at, values[:, i], label=f"client {i + 1}", **style)
-            if name in ("delta", "A"):
-                axis.set_yscale("log")
-            elif name != "beta":
-                axis.set_ylim(bottom=0)
-            axis.set_ylabel(label)
-        for axis in axes[1]:
-            axis.set_xlabel("round k")
-        _below(figure, axes[1, 0])
-        one = f"FedVeca, seed {run.experiment.seed}, first {rounds} rounds"
-        figure.suptitle(f"SVM on MNIST, Case 3: {one}", fontsize=11)
-        save_figure(figure, path)
+                mine = look[0].startswith("FedVeca")
+                draw_band(axis, range(1, len(mean) + 1), mean, std if band else None, look, 2 if mine else 1.6)
+                seen.append(mean[len(mean) // 20 :])
+        focus_values(axis, seen, "higher" if name == "test_accuracy" else "lower")
+        axis.margins(x=0.01)
+        axis.set_xlabel("round")
 
 
-def alpha(runs: Runs, path: Path) -> None:
-    """FedVeca with three values of alpha."""
-    colours = {0.995: "#009E73", 0.95: "#D55E00", 0.5: "#0072B2"}
-    sets = {runs_of(runs, study)[0].experiment.alpha: runs_of(runs, study) for study in runs}
-    shown = [(sets[a], (rf"$1-\alpha = {1 - a:.3g}$", colour, "-")) for a, colour in colours.items() if a in sets]
-    _pair(shown, path, runs, band=False)
-
-
-def clients(runs: Runs, path: Path) -> None:
-    """FedVeca with 5, 30 and 50 clients; FedAvg and FedNova with 50."""
-    fade = {5: ("#D55E00", "-"), 30: ("#E69F00", "--"), 50: ("#7A3600", "-")}
-    sets = []
-    for study in runs:
-        n = runs[study][0].experiment.clients
-        for method in ("fedveca", "fedavg", "fednova") if n == 50 else ("fedveca",):
-            name, *usual = find_look(method)
-            colour, dash = fade[n] if method == "fedveca" else usual
-            sets.append((runs_of(runs, study, method), (f"{name}, {n} clients", colour, dash)))
-    _pair(sets, path, runs)
-
-
-def _pair(sets: Sequence[tuple[list[Run], Look]], path: Path, runs: Runs, band: bool = True) -> None:
-    """Test loss and accuracy side by side, one line a set of runs."""
+def premise(content: Mapping[str, Any], path: Path) -> None:
+    """eta tau_k L over the rounds, and the bound 1 that Theorem 1 asks for."""
+    caption = _add_seeds(content, "FedVeca, Case 3, the premise of Theorem 1")
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), layout="constrained")
-        for axis, (name, label) in zip(axes, AXES, strict=True):
-            for mine, shape in sets:
-                draw_line(axis, mine, name, shape, band)
-            focus_axis(axis, [r for mine, _ in sets for r in mine], name)
-            axis.set_xlabel("round")
-            axis.set_ylabel(label)
-        _below(figure, axes[0])
-        _above(figure, "SVM on MNIST, Case 3", runs, band)
-        save_figure(figure, path)
+        figure, axis = plt.subplots(figsize=(9.5, 3.8), layout="constrained")
+        for study, values in content["results"].items():
+            mean, std = (part[1:] for part in _get(values, "premise"))  # round 0 has no L yet
+            task = task_of(study)
+            draw_band(axis, range(1, len(mean) + 1), mean, std, (TITLES[task], *TASK_LOOKS[task]))
+        axis.axhline(1, color=INK, linestyle=find_linestyle(":"), linewidth=1.4, label="bound: below 1")
+        axis.set_xlabel("round k")
+        axis.set_ylabel(r"$\eta\,\tau_k L$")
+        axis.set_ylim(bottom=0)
+        axis.margins(x=0.01)
+        figure.suptitle(caption)
+        label_lines(axis)
+        save_figure(figure, path, caption, "Theorem 1 holds for values below 1, the dotted line.")
 
 
-def _methods(axis: Any, runs: Sequence[Run], name: str, label: str) -> None:
-    for method in dict.fromkeys(r.experiment.method for r in runs):
-        draw_line(axis, [r for r in runs if r.experiment.method == method], name)
-    focus_axis(axis, runs, name)
-    axis.set_ylabel(label)
+def instant(content: Mapping[str, Any], path: Path) -> None:
+    """Six quantities of one run, round by round: of each client where they are the clients' own."""
+    results = content["results"]
+    found: dict[str, QuantityValues] = {}
+    for name in INSTANT:
+        known = [(k, v) for k, v in zip(results["round"], results[name], strict=True) if v not in (None, 0.0)]
+        values = np.array([v for _, v in known], dtype=float).T
+        found[name] = QuantityValues([k for k, _ in known], values, range(len(values)) if values.ndim == 2 else ())
+    title = f"FedVeca, SVM on MNIST, Case 3, seed {results['seed']}, first {len(results['round'])} rounds"
+    draw_quantities(found, path, title, "the paper counts clients from 1, here from 0")
 
 
-def _below(figure: Any, axis: Any) -> None:
-    """One panel's legend for all, under them."""
-    handles, labels = axis.get_legend_handles_labels()
-    room = int(10.5 * figure.get_figwidth() / (7 + max(map(len, labels))))
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(room, len(labels)))
+def alpha(content: Mapping[str, Any], path: Path) -> None:
+    """FedVeca with three values of alpha."""
+    sets = []
+    for study, methods in content["results"].items():
+        value = content["studies"][study]["settings"].get("alpha", 0.95)
+        place = (0.5, 0.95, 0.995).index(value)
+        look = (f"1 − α = {1 - value:.3g}", CATEGORIES[place], ("--", "-.", "-")[place])
+        sets.append((methods["fedveca"], look, False))
+    caption = _add_seeds(content, "FedVeca, SVM on MNIST, Case 3, three values of α", band=False)
+    _draw_sets(sets, path, caption, band=False)
 
 
-def _above(figure: Any, caption: str, runs: Runs, band: bool = True) -> None:
-    seeds = len({r.experiment.seed for of_study in runs.values() for r in of_study})
-    spread = ": mean and one standard deviation" if band else ": mean"
-    figure.suptitle(f"{caption}; {seeds} seeds{spread}" if seeds > 1 else f"{caption}; one seed", fontsize=11)
+def clients(content: Mapping[str, Any], path: Path) -> None:
+    """FedVeca with 5, 30 and 50 clients; FedAvg and FedNova with 50."""
+    sets = []
+    for study, methods in content["results"].items():
+        n = content["studies"][study]["settings"].get("clients", 5)
+        for method, values in methods.items():
+            name, colour, dash = find_look(method)
+            if method == "fedveca":  # darker for fewer clients
+                colour = darken(colour, {5: 13, 30: 7}.get(n, 1))
+            sets.append((values, (f"{name}, {n} clients", colour, dash), False))
+    _draw_sets(sets, path, _add_seeds(content, "SVM on MNIST, Case 3, by the number of clients"))
+
+
+def _draw_sets(
+    sets: Sequence[tuple[Mapping[str, Any], Look, bool]], path: Path, caption: str, band: bool = True
+) -> None:
+    """Test loss and accuracy side by side, one line per set of values."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(10.5, 3.9), layout="constrained")
+        _draw_pair(axes, sets, band)
+        for axis, (_, label) in zip(axes, AXES, strict=True):
+            axis.set_title(label)
+        figure.suptitle(caption)
+        label_lines(*axes)
+        names = ", ".join(look[0] for _, look, _ in sets)
+        save_figure(figure, path, caption, f"Test loss and test accuracy over the rounds. Lines: {names}.")
+
+
+FIGURES: dict[str, dict[str, Callable[[Mapping[str, Any], Path], None]]] = {  # by result and by file
+    "table1": {"table1": table1},
+    "curves": {"curves": curves, "curves-kept": curves_kept},
+    "premise": {"premise": premise},
+    "cases": {"cases": cases},
+    "instant": {"instant": instant},
+    "alpha": {"alpha": alpha},
+    "clients": {"clients": clients},
+}

@@ -11,8 +11,9 @@ from typing import NotRequired, TypedDict, cast
 from fedveca.runs.files import read_object
 from fedveca.runs.statistics import is_clear, mean_and_spread, paired_difference
 from fedveca.runs.study import Study, StudySetting
-from studies.paper import claims, claims_svm, figures
+from studies.paper import claims, claims_svm
 from studies.paper.claims import METRICS, Claim, Holds
+from studies.paper.figures import EVERY, FIGURES, SO_FAR, draw_results
 from studies.paper.measures import (
     MODELS,
     Runs,
@@ -46,15 +47,6 @@ CHECKS: dict[str, tuple[Callable[[Runs], Claim | None], ...]] = {
     ),
     "alpha": (claims_svm.slow_and_smooth, claims_svm.first_and_rough, claims_svm.both),
     "clients": (claims_svm.not_faster, claims_svm.ahead_at_fifty),
-}
-FIGURES: dict[str, dict[str, Callable[[Runs, Path], None]]] = {
-    "table1": {"table1": figures.table1},
-    "curves": {"curves": figures.curves, "curves-kept": figures.curves_kept},
-    "premise": {"premise": figures.premise},
-    "cases": {"cases": figures.cases},
-    "instant": {"instant": lambda runs, path: figures.instant(runs_of(runs, next(iter(runs)))[0], path)},
-    "alpha": {"alpha": figures.alpha},
-    "clients": {"clients": figures.clients},
 }
 Recorded = int | float | None | Sequence["Recorded"]
 
@@ -131,8 +123,6 @@ def write_results(what: str, studies: Sequence[Study], runs: Runs, folder: Path,
     """Writes what.json and its figures into `folder`; returns what the JSON holds."""
     runs = {study.name: runs[study.name] for study in studies}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in FIGURES[what].items():
-        draw(runs, folder / f"{name}.svg")
     made = [claim for check in CHECKS[what] if (claim := check(runs)) is not None]
     content: Content = {
         "what": what,
@@ -144,6 +134,7 @@ def write_results(what: str, studies: Sequence[Study], runs: Runs, folder: Path,
         "claims": [{"claim": c.claim, "holds": c.holds, "evidence": c.evidence} for c in made],
     }
     (folder / f"{what}.json").write_text(_dump(content), "utf-8")
+    draw_results(content, folder)
     return content
 
 
@@ -203,7 +194,7 @@ def _curves(runs: Runs) -> Curves:
 
 def _curves_kept(runs: Runs) -> dict[str, Curves]:
     kept = {study: [kept_so_far(run) for run in runs[study]] for study in runs}
-    return {"every round's model": _curves(runs), "the model kept so far": _curves(kept)}
+    return {EVERY: _curves(runs), SO_FAR: _curves(kept)}
 
 
 def _bands(runs: Runs, study: str, method: str = "fedveca", names: Iterable[str] = METRICS) -> dict[str, Values]:

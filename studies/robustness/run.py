@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+import matplotlib.pyplot as plt
 import torch
 
 from fedveca.runs.experiment import Experiment, preset
@@ -24,7 +25,7 @@ from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.runs.schema import Environment, get_number
 from fedveca.tasks.datasets.dataset import load
-from fedveca.views.figures.curves import STYLE, save_figure
+from fedveca.views.figures.style import CATEGORIES, STYLE, draw_band, label_lines, save_figure
 from fedveca.views.series import find_look
 
 Settings = dict[str, str | int | float]
@@ -143,33 +144,29 @@ def table(results: Mapping[str, Values]) -> str:
 
 
 def draw(results: Mapping[str, Values], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    colours = dict(zip(DEFENCES, ("#444444", "#D55E00", "#0072B2", "#009E73"), strict=True))
+    """One row per method and split, one column per fault: accuracy against the share of bad clients."""
+    looks = dict(zip(DEFENCES, zip(CATEGORIES, ("-", "--", "-.", ":"), strict=False), strict=True))
+    rows = [(method, split) for split in SPLITS for method in ("fedavg", "fedveca")]
+    seeds = len(results["by label/fedavg/mean/none"]["accuracy"])
+    caption = f"Test accuracy with bad clients, by the rule that aggregates: mean of {seeds} seeds"
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 3, figsize=(9.5, 5.4), sharex=True, sharey=True, layout="constrained")
-        for row, method in zip(axes, ("fedavg", "fedveca"), strict=True):
-            for axis, kind in zip(row, KINDS, strict=True):
-                for split, dash in (("by label", "-"), ("alike", ":")):
-                    for rule, colour in colours.items():
-                        names = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
-                        label = rule if split == "by label" else None
-                        y = [mean(results, name) for name in names]
-                        axis.plot([0, 20, 40], y, dash, color=colour, marker="o", markersize=4, label=label)
+        figure, axes = plt.subplots(4, 3, figsize=(10.5, 9), sharex=True, sharey=True, layout="constrained")
+        for line, (method, split) in zip(axes, rows, strict=True):
+            for axis, kind in zip(line, KINDS, strict=True):
+                for rule, look in looks.items():
+                    names = [f"{split}/{method}/{rule}/{end}" for end in ("none", f"{kind} 0.2", f"{kind} 0.4")]
+                    draw_band(axis, [0, 20, 40], [mean(results, name) for name in names], None, (rule, *look))
+                    axis.lines[-1].set(marker="o", markersize=4)
                 axis.set_xticks([0, 20, 40])
-            row[0].set_ylabel(f"{find_look(method)[0]}\ntest accuracy (%)")
+            line[0].set_ylabel(f"{find_look(method)[0]}, data {split}\naccuracy (%)")
         for axis, kind in zip(axes[0], KINDS, strict=True):
-            axis.set_title(WORDS[kind], fontsize=10)
-        axes[1][1].set_xlabel("bad clients (%)")
-        axes[0][0].legend(loc="lower left", title="aggregate=", fontsize=8)
-        axes[1][0].plot([], [], "-", color="#888888", label="data by label")
-        axes[1][0].plot([], [], ":", color="#888888", label="data alike")
-        handles, labels = axes[1][0].get_legend_handles_labels()
-        axes[1][0].legend(handles[-2:], labels[-2:], loc="lower left", fontsize=8)
-        save_figure(figure, path)
+            axis.set_title(WORDS[kind])
+        for axis in axes[-1]:
+            axis.set_xlabel("bad clients (%)")
+        figure.suptitle(caption)
+        label_lines(*axes.flat)
+        about = f"Columns: what a bad client sends. Rows: method and split. Lines: aggregate={', '.join(DEFENCES)}."
+        save_figure(figure, path, caption, about)
 
 
 def main() -> None:

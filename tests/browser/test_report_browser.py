@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accessibility import find_violations
+from recorded import require_number
 
+from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.run import run
 from fedveca.views.paths import find_runs
 from fedveca.views.report.report import write_report
 
@@ -24,10 +26,9 @@ LINES = "[id^=s0-curve] .scatterlayer .js-line:not([style*='stroke-width: 0px'])
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods, two seeds of one of them."""
+    """Two methods, two seeds."""
     folder = tmp_path_factory.mktemp("runs")
-    for method, seed in (("fedveca", 0), ("fedveca", 1), ("fedavg", 0)):
-        run(Experiment(method=method, seed=seed, model="svm", rounds=8, batch=16), folder / f"{method}-seed{seed}")
+    compare(Experiment(model="svm", rounds=8, batch=16), 2, folder, methods=("fedveca", "fedavg"))
     write_report(find_runs([folder])[0], folder / "report.html")
     return folder / "report.html"
 
@@ -60,8 +61,8 @@ def opened(browser: Any) -> Iterator[Open]:
 
 def test_it_opens_from_disk_with_every_figure_drawn(report: Path, opened: Open) -> None:
     page = opened(report)
-    assert page.locator("tbody th[scope=row]").all_inner_texts() == ["FedVeca", "FedAvg"]
-    assert page.locator(".plot:has(.main-svg)").count() == page.locator("figure").count() == 11
+    assert page.locator("#s0 .sortable >> nth=0 >> tbody th[scope=row]").all_inner_texts() == ["FedVeca", "FedAvg"]
+    assert page.locator(".plot:has(.main-svg)").count() == page.locator("figure").count() == 12
     assert page.locator(LINES).count() == 3 * 2  # loss, accuracy, training loss
     lines = [Run.open(report.parent / f"fedveca-seed{seed}").rounds for seed in (0, 1)]
     drawn = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.name === 'FedVeca')[0]")
@@ -93,12 +94,12 @@ def test_a_name_hides_its_curve_and_a_double_click_leaves_it_alone(report: Path,
 
 def test_curves_stand_against_rounds_steps_bytes_or_seconds(report: Path, opened: Open) -> None:
     page = opened(report)
-    lines = Run.open(report.parent / "fedavg-seed0").rounds
+    both = [Run.open(report.parent / f"fedavg-seed{seed}").rounds for seed in (0, 1)]
     last = {
-        "local steps": sum(sum(line["tau"]) for line in lines),
-        "bytes": sum(line["bytes_up"] + line["bytes_down"] for line in lines),
-        "seconds": sum(line["seconds"] for line in lines),
-        "rounds": len(lines),
+        "local steps": sum(sum(line["tau"]) for lines in both for line in lines) / 2,
+        "bytes": sum(line["bytes_up"] + line["bytes_down"] for lines in both for line in lines) / 2,
+        "seconds": sum(line["seconds"] for lines in both for line in lines) / 2,
+        "rounds": len(both[0]),
     }
     for name, value in last.items():
         page.locator("fieldset label", has_text=name).click()
@@ -133,12 +134,182 @@ def test_hovering_tells_the_numbers(report: Path, opened: Open) -> None:
     assert "client 0, round " in page.locator("#s0-inside-map0 .hoverlayer").text_content()
 
 
+def test_the_toolbar_has_two_buttons_that_stand_above_the_data(report: Path, opened: Open) -> None:
+    """No button sends a chart anywhere."""
+    page = opened(report)
+    bars = page.evaluate(
+        "[...document.querySelectorAll('.modebar')].map(bar => [...bar.querySelectorAll('.modebar-btn')]"
+        ".map(button => button.getAttribute('data-title')))"
+    )
+    assert bars == [["Save this chart as SVG", "First view"]] * 12
+    config = page.evaluate("[...document.querySelectorAll('.plot')].map(div => div._context.plotlyServerURL)")
+    assert set(config) == {""}
+    for name in ("s0-curve0", "s0-inside-map0", "s0-part"):
+        bar, plot = (page.locator(f"#{name} {what} >> nth=0").bounding_box() for what in (".modebar", ".nsewdrag"))
+        assert bar["y"] + bar["height"] <= plot["y"] + 1
+    assert "cloud.plotly" not in page.evaluate("document.body.innerHTML")
+    phone = opened(report, 390, has_touch=True, is_mobile=True)
+    assert phone.locator(".modebar-btn").count() == 0
+
+
+def test_a_chart_can_be_saved_and_tables_are_files(report: Path, opened: Open) -> None:
+    page = opened(report)
+    with page.expect_download() as saved:
+        page.locator("#s0-curve0 .modebar-btn").first.click()
+    assert saved.value.suggested_filename == "s0-curve0.svg"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Table as CSV").click()
+    rows = Path(saved.value.path()).read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["method", "FedVeca", "FedAvg"]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Curves as CSV").click()
+    head, *rows = Path(saved.value.path()).read_text().splitlines()
+    assert head == "curve,quantity,round,local_steps,bytes,seconds,mean,std,seeds"
+    assert len(rows) == 2 * 3 * 8
+    assert rows[8].startswith('"FedVeca","test_accuracy",1,')
+
+
+def test_the_command_and_the_sentence_can_be_copied(report: Path, opened: Open) -> None:
+    page = opened(report, permissions=["clipboard-read", "clipboard-write"])
+    for name, start in (("Copy the sentence", "FedVeca has the best test"), ("Copy", "fedveca compare digits-case3")):
+        page.get_by_role("button", name=name, exact=True).click()
+        page.wait_for_selector("button.copy:text('Copied')")
+        assert page.evaluate("navigator.clipboard.readText()").startswith((start, start.replace("Veca", "Avg")))
+
+
+def test_the_first_view_shows_all_and_the_house_leads_back_to_it(report: Path, opened: Open) -> None:
+    page = opened(report)
+    seen = "document.getElementById('s0-curve1').layout.yaxis.range"
+    values = "document.getElementById('s0-curve1').data.filter(t => t.name).flatMap(t => t.y)"
+    low, high = page.evaluate(f"[Math.min(...{values}), Math.max(...{values})]")
+    first = page.evaluate(seen)
+    assert first[0] <= low < high <= first[1]
+    page.get_by_label("zoom to the end").check(force=True)
+    assert page.evaluate(seen)[0] > low
+    page.locator("#s0-curve1 .modebar-btn").nth(1).click()
+    assert page.evaluate(seen) == pytest.approx(first)
+    assert not page.get_by_label("zoom to the end").is_checked()
+    box = page.locator("#s0-curve1 .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"{seen}[0] > {first[0]} + 1")
+    page.locator("#s0-curve1 .modebar-btn").nth(1).click()
+    page.wait_for_function(f"Math.abs({seen}[0] - {first[0]}) < 1e-6")
+
+
+def test_curves_can_be_smoothed_logarithmic_and_single(report: Path, opened: Open) -> None:
+    page = opened(report)
+    trace = "document.getElementById('s0-curve1').data.filter(t => t.name === 'FedVeca')[0]"
+    before = page.evaluate(f"{trace}.y")
+    page.locator("select.smooth").select_option("3")
+    assert page.evaluate(f"{trace}.y")[3] == pytest.approx(sum(before[2:5]) / 3)
+    page.locator("select.smooth").select_option("1")
+    page.get_by_label("log scale").check(force=True)
+    assert page.evaluate("document.getElementById('s0-curve1').layout.yaxis.type") == "log"
+    page.get_by_label("log scale").uncheck(force=True)
+    page.get_by_label("every seed").check(force=True)
+    thin = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.line.width === 1).map(t => t.y)")
+    lines = Run.open(report.parent / "fedveca-seed1").rounds
+    assert len(thin) == 4
+    assert thin[1] == pytest.approx([100 * require_number(line, "test_accuracy") for line in lines], rel=1e-4)
+    dashes = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.name).map(t => t.line.dash)")
+    assert len(set(dashes)) == 2
+
+
+def test_values_are_read_below_the_charts(report: Path, opened: Open) -> None:
+    page = opened(report)
+    page.locator("#s0-curve1").scroll_into_view_if_needed()
+    box = page.locator("#s0-curve1 .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    page.wait_for_selector(".readout.on")
+    said = page.locator(".readout").inner_text()
+    assert said.startswith("test accuracy, round ")
+    k = int(said.split("round ")[1].split()[0])
+    both = [Run.open(report.parent / f"fedveca-seed{seed}").rounds[k - 1] for seed in (0, 1)]
+    mean = 50 * sum(require_number(line, "test_accuracy") for line in both)
+    assert f"FedVeca {mean:.2f} ±" in said
+    assert page.locator("#s0-curve1 .hoverlayer .hovertext").count() == 0
+    page.mouse.move(2, 2)
+    page.wait_for_selector(".readout:not(.on)")
+    page.locator("fieldset label", has_text="local steps").click()
+    page.locator(".legend button").nth(1).click()
+    page.locator("#s0-curve1").scroll_into_view_if_needed()
+    box = page.locator("#s0-curve1 .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    page.wait_for_selector(".readout.on")
+    said = page.locator(".readout").inner_text()
+    assert " local steps" in said  # of the drawing that is seen, not of the first one
+    assert "FedAvg" not in said
+    assert "(round 8)" not in said
+    phone = opened(report, 390, has_touch=True, is_mobile=True)
+    phone.locator("#s0-curve1").scroll_into_view_if_needed()
+    phone.locator("#s0-curve1 .nsewdrag").tap()
+    phone.wait_for_selector(".readout.on")
+    assert phone.locator(".readout").inner_text().startswith("test accuracy, round ")
+
+
+def test_a_heading_sorts_by_keyboard(report: Path, opened: Open) -> None:
+    page = opened(report)
+    names = page.locator("#s0 .sortable >> nth=0 >> tbody th[scope=row]")
+    head = page.locator("#s0 .sortable >> nth=0 >> thead th", has_text="method")
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert (names.all_inner_texts(), head.get_attribute("aria-sort")) == (["FedAvg", "FedVeca"], "ascending")
+    page.keyboard.press("Space")
+    assert (names.all_inner_texts(), head.get_attribute("aria-sort")) == (["FedVeca", "FedAvg"], "descending")
+    loss = page.locator("#s0 .sortable >> nth=0 >> thead button", has_text="test loss")
+    loss.click()
+    column = page.evaluate(
+        "[...document.querySelector('.sortable').tBodies[0].rows].map(r => +r.cells[2].dataset.value)"
+    )
+    assert column == sorted(column)
+
+
+def test_every_control_is_reached_by_tab_and_few_stops_are_charts(report: Path, opened: Open) -> None:
+    page = opened(report)
+    stops: list[tuple[str, str]] = []
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        where = page.evaluate(
+            "(() => { const e = document.activeElement, plot = e.closest('.plot');"
+            "return [plot ? plot.id : '', e.textContent.trim() || e.value || e.className]; })()"
+        )
+        if stops and tuple(where) == stops[0]:
+            break
+        stops.append(tuple(where))
+    charts = [plot for plot, _ in stops if plot]
+    assert max(map(charts.count, charts)) == 2
+    texts = [text for plot, text in stops if not plot]
+    for text in ("Skip to the results", "Results", "Table as CSV", "rounds", "zoom", "log", "seeds", "Curves as CSV"):
+        assert text in texts
+    zoom = page.get_by_label("zoom to the end")
+    zoom.focus()
+    page.keyboard.press("Space")
+    assert zoom.is_checked()
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_axe_finds_nothing(look: str, report: Path, opened: Open) -> None:
+    phone = {"width": 390, "has_touch": True, "is_mobile": True}
+    page = opened(report, **(phone if look == "phone" else {"color_scheme": look}))
+    for summary in page.locator("summary").all():
+        summary.click()
+    assert find_violations(page, ("minor", "moderate", "serious", "critical")) == []
+
+
 def test_another_run_can_be_chosen(report: Path, opened: Open) -> None:
     page = opened(report)
     page.locator("select.which-run").select_option(label="FedVeca, seed 1")
     lines = Run.open(report.parent / "fedveca-seed1").rounds
     tau_k = page.evaluate("document.getElementById('s0-inside-line0').data[0].y")
     assert tau_k == pytest.approx([line["tau_k"] for line in lines], rel=1e-5)
+    tau = [t for line in lines for i, t in zip(line["ids"], line["tau"], strict=True) if i == 0]
+    said = page.locator("#s0-inside-map0").get_attribute("aria-label")
+    assert f"client 0 from {min(tau)} to {max(tau)};" in said
+    bar = page.evaluate("[0, 1].map(i => document.getElementById(`s0-inside-map${i}`).data[0].colorbar.title.text)")
+    assert bar == ["τ, local steps", "A (log scale)"]
 
 
 def test_light_and_dark(report: Path, opened: Open) -> None:

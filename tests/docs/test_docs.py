@@ -12,12 +12,9 @@ import doctest
 import importlib
 import io
 import json
-import os
 import pkgutil
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +31,7 @@ QUICK = {"run": ["rounds=2", "probe=16", "tau_0=2", "tau_all=0"]}
 QUICK["compare"] = [*QUICK["run"], "--seeds", "1", "--workers", "1"]
 NOT_RUN = {  # lines that cannot run here, by pattern, and why
     r"\.\.\.|\b[A-Z_]{3,}\b": "names a folder or a value of the reader's",
+    r"^fedveca --version": "exits on its own; tests/unit/cli/test_cli.py runs it",
     r"^fedveca board": "serves until Ctrl-C; tests/browser/test_board_page.py opens it",
     r"^fedveca deploy": "minutes; tests/system/test_flower.py runs it",
     r"^fedveca reproduce": "hours; tests/system/test_reproduce.py runs it small",
@@ -96,7 +94,7 @@ def test_code_blocks_run(
 
 def test_blocks_are_found() -> None:
     found = {page.name: [code.kind for code in blocks(page)] for page in PAGES}
-    assert found["README.md"].count("python") >= 2
+    assert found["README.md"].count("python") >= 1
     assert found["data.md"] == ["python"] * 4
     assert found["resume.md"] == ["shell", "python", "python"]
     assert commands("    fedveca run \\\n rounds=2  # so\n    make demo\n") == ["fedveca run   rounds=2  # so"]
@@ -124,26 +122,19 @@ def test_links_resolve(page: Path) -> None:
             assert anchor in slugs, f"{page.name}: {target}"
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_word_and_asks_nobody(tmp_path: Path) -> None:
-    """As `make docs`: a warning fails it. Nothing in the pages is fetched from elsewhere."""
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # Material's advertisement for its successor
-    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    pages = list(tmp_path.rglob("*.html"))
-    assert len(pages) > len(list(DOCS.rglob("*.md")))  # and 404.html
-    fetched = re.compile(r"""<(?:script|img|link|iframe)[^>]+(?:src|href)=["']?(?:https?:)?//|url\((?:https?:)?//""")
-    for path in [*pages, *tmp_path.rglob("*.css")]:
-        assert not fetched.search(path.read_text()), path
-
-
 def test_every_page_is_in_the_navigation() -> None:
     text = re.sub(r"!!python\S+", "", (ROOT / "mkdocs.yml").read_text())
     named = re.findall(r"[\w/-]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
     missing = {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")} - set(named)
-    assert not missing, f"uncomment or add to nav in mkdocs.yml: {sorted(missing)}"
-    assert all((DOCS / name).exists() for name in named)
+    assert not missing, f"add to nav in mkdocs.yml: {sorted(missing)}"
+    made = {"tutorial.md"}  # from the notebook, when the site is built
+    assert all((DOCS / name).exists() for name in {*named} - made)
+
+
+def test_the_home_page_links_every_page() -> None:
+    home = (DOCS / "index.md").read_text()
+    pages = {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")} - {"index.md"}
+    assert sorted(page for page in pages if f"]({page})" not in home) == []
 
 
 METHODS = sorted((DOCS / "methods").glob("*.md"))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def train(message, context):
     return done
 
 
-def same(a: Path | None, model: dict[str, torch.Tensor], within: float) -> None:
+def same(a: Path | None, model: Mapping[str, torch.Tensor], within: float) -> None:
     assert a is not None
     ours = load_file(a / "model.safetensors")
     assert ours.keys() == model.keys()

@@ -20,7 +20,8 @@ from zygote import Zygote, zygote
 from fedveca.cli import main
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import LAST, Run
+from fedveca.runs.files import read_object
+from fedveca.runs.folder import LAST, STOP_MARK, Run
 from fedveca.runs.interrupt import HEARD, Stopped
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer
@@ -121,12 +122,20 @@ def test_from_python(tmp_path: Path) -> None:
         Stopped, match=r"stopped after round 4 of 8, all saved; resume it with: fedveca run --resume \S+run$"
     ):
         run(e, tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 3)])
+    mark = tmp_path / "run" / STOP_MARK
+    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 4, "of": 8}.items()
+    marked: list[bool] = []
+    looking = EachRound(lambda record: marked.append(mark.exists()))
     with pytest.raises(Stopped, match="after round 6 of 8"):
-        resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5)])
+        resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5), looking])
+    assert marked == [False, False]
+    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 6, "of": 8}.items()
     resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 7)])  # the last round: there is nothing to stop
     same(tmp_path / "whole", tmp_path / "run")
+    assert not mark.exists()
     with pytest.raises(KeyboardInterrupt) as twice:
         run(e, tmp_path / "twice", device="cpu", observers=[pressed(CTRL_C, 3, times=2)])
+    assert not (tmp_path / "twice" / STOP_MARK).exists()
     assert not isinstance(twice.value, Stopped)
     assert len(Run.open(tmp_path / "twice").rounds) == 3
     done: list[int] = []

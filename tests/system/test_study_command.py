@@ -39,7 +39,7 @@ def test_it_runs_and_resumes(study: Path, capsys: Capture) -> None:
     out, progress = capsys.readouterr()
     assert "fedavg seed 1  round 3/3" in progress
     assert "half: 2 seeds, mean ± standard deviation" in out
-    assert "minus fedveca" in out
+    assert "minus FedVeca" in out
     assert out.endswith("report: runs/mine/report.html   table: runs/mine/study.json   runs: runs/mine\n")
     folder = study / "runs" / "mine"
     assert {path.name for path in folder.iterdir()} == {"digits-case3", "half", "report.html", "study.json"}
@@ -79,7 +79,7 @@ def test_a_diverged_run_is_left_out_and_named(study: Path, capsys: Capture) -> N
     assert main(["study", "mine.toml", "--seeds", "1", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert "fedveca seed 0 stopped: round" in err
-    assert "left out, because the run diverged: fedveca seed 0" in out
+    assert "left out, because the run diverged: FedVeca seed 0" in out
     rows = json.loads((study / "runs/mine/study.json").read_text())["studies"][0]["rows"]
     assert (rows[0]["seeds"], rows[0]["diverged"]) == ([], [0])
 

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedveca
+from fedveca import algorithms
 
 
 def test_every_public_name_is_there_and_shown() -> None:
     assert dir(fedveca) == sorted(fedveca.__all__)
     for name in fedveca.__all__:
         assert getattr(fedveca, name) is not None
+    assert {"presets", "report", "compare_table"} <= {*fedveca.__all__}
     assert {"UserError", "Observer", "CustomObjects", "metric", "method", "hyper", "statistics"} <= {*fedveca.__all__}
 
 
@@ -28,6 +32,17 @@ def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
             seen[alias.name] = (line.module or "").removeprefix("fedveca").removeprefix(".")
     modules = {name: home.rpartition(".")[0] for name, home in fedveca._MODULES.items()}
     assert seen == fedveca._HOMES | modules
+
+
+def test_type_checkers_see_the_names_of_the_algorithms_too() -> None:
+    tree = ast.parse(Path(algorithms.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
+    lines = [line for line in block.body if isinstance(line, ast.ImportFrom)]
+    seen = {line.names[0].name: (line.module or "").removeprefix("fedveca.algorithms.") for line in lines}
+    assert seen == algorithms._HOMES
+    assert all(getattr(algorithms, name).__name__ for name in algorithms.__all__ if name != "Named")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        algorithms.nothing  # noqa: B018
 
 
 def test_a_name_that_is_not_there_says_so_and_importing_loads_no_pytorch() -> None:

@@ -1,24 +1,39 @@
 """The method and its baselines: pure maths on flat vectors."""
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
-from fedveca.algorithms.contrib.corrected import Corrected
-from fedveca.algorithms.control import control
-from fedveca.algorithms.fedavg import FedAvg
-from fedveca.algorithms.fednova import FedNova
-from fedveca.algorithms.fedprox import FedProx
-from fedveca.algorithms.fedveca import FedVeca
-from fedveca.algorithms.scaffold import Scaffold
+from __future__ import annotations
 
-__all__ = [
-    "Algorithm",
-    "Corrected",
-    "FedAvg",
-    "FedNova",
-    "FedProx",
-    "FedVeca",
-    "Named",
-    "Order",
-    "Report",
-    "Scaffold",
-    "control",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names for type checkers: a test compares both
+    from fedveca.algorithms.contract import Algorithm as Algorithm
+    from fedveca.algorithms.contract import Named as Named
+    from fedveca.algorithms.contract import Order as Order
+    from fedveca.algorithms.contract import Report as Report
+    from fedveca.algorithms.contrib.corrected import Corrected as Corrected
+    from fedveca.algorithms.fedavg import FedAvg as FedAvg
+    from fedveca.algorithms.fednova import FedNova as FedNova
+    from fedveca.algorithms.fedprox import FedProx as FedProx
+    from fedveca.algorithms.fedveca import FedVeca as FedVeca
+    from fedveca.algorithms.scaffold import Scaffold as Scaffold
+
+_HOMES = {  # by name; loaded when it is first used, so that names and ranges are known without PyTorch
+    "Algorithm": "contract",
+    "Corrected": "contrib.corrected",
+    "FedAvg": "fedavg",
+    "FedNova": "fednova",
+    "FedProx": "fedprox",
+    "FedVeca": "fedveca",
+    "Named": "contract",
+    "Order": "contract",
+    "Report": "contract",
+    "Scaffold": "scaffold",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Loads a name, and PyTorch with it, when it is used."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

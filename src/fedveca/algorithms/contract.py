@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedveca.algorithms.hyper import Range, hyperparameters, to_python
+from fedveca.algorithms.hyper import LR, hyperparameters, to_python
 
 Named = dict[str, Tensor]
 STATISTICS = "statistics"  # the name under which a model's running statistics travel, apart from every method's vectors
-LR = Range(low=0, open_ends=True)  # of every method's learning rate
 
 
 class Order(NamedTuple):

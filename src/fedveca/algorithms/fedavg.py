@@ -10,8 +10,8 @@ from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.registry import method
 
 
-@method("fedavg", title="FedAvg", colour="#009E73", paper=2)
-@method("centralised", title="centralised", colour="#444444", dash=":", pooled=True, paper=6)
+@method("fedavg", title="FedAvg", colour="#009E73", dash="--", paper=2)
+@method("centralised", title="centralised", colour="#444444", dash=".", pooled=True, paper=6)
 @dataclass(frozen=True)
 class FedAvg(Algorithm[ServerState, NoCarry]):
     """w_(k+1) = w_k - eta sum_i p_i G_i, with G_i the sum of client i's gradients."""

@@ -10,7 +10,7 @@ from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.registry import method
 
 
-@method("fednova", title="FedNova", colour="#56B4E9", dash="-.", paper=4)
+@method("fednova", title="FedNova", colour="#2B93D1", dash="-.", paper=4)
 @dataclass(frozen=True)
 class FedNova(Algorithm[ServerState, NoCarry]):
     """w_(k+1) = w_k - eta tau_k d_k, tau_k = sum_i p_i tau_i, d_k = sum_i p_i G_i, G_i a mean gradient."""

@@ -13,7 +13,7 @@ from fedveca.algorithms.hyper import hyper
 from fedveca.algorithms.registry import method
 
 
-@method("fedprox", title="FedProx", colour="#CC79A7", dash="--", paper=3)
+@method("fedprox", title="FedProx", colour="#BC5E94", dash=":", paper=3)
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """Every client minimises F_i(w) + mu/2 |w - w_k|^2; mu = 0 is FedAvg."""

@@ -44,6 +44,9 @@ class Range(NamedTuple):
         return number
 
 
+LR = Range(low=0, open_ends=True)  # of every method's learning rate
+
+
 class Hyper(NamedTuple):
     """What a field made by `hyper` declares."""
 

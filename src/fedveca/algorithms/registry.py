@@ -13,17 +13,29 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from fedveca.algorithms.contract import Algorithm
 from fedveca.algorithms.hyper import Hyper, hyperparameters
 from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.imports import import_module
 
+if TYPE_CHECKING:
+    from fedveca.algorithms.contract import Algorithm  # at run time it would load PyTorch
+
 PLUGINS = "FEDVECA_PLUGINS"
 PACKAGE = "fedveca.algorithms"
-NAME, COLOUR, DASHES = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|"), ("-", "--", "-.", ":")
-Class = TypeVar("Class", bound=type[Algorithm])
+NAME, COLOUR = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|")
+# How a line is dashed: lengths on and off in widths of the line, as matplotlib, Plotly and SVG draw them alike.
+DASHES: dict[str, tuple[float, ...]] = {
+    "-": (),
+    "--": (3.7, 1.6),
+    "-.": (6.4, 1.6, 1, 1.6),
+    ":": (1, 1.65),
+    "__": (8, 2.4),
+    "-..": (6.4, 1.6, 1, 1.6, 1, 1.6),
+    ".": (1, 3.6),
+}
+Class = TypeVar("Class", bound="type[Algorithm]")
 
 
 class MethodEntry(NamedTuple):
@@ -33,7 +45,7 @@ class MethodEntry(NamedTuple):
     algorithm: type[Algorithm]
     title: str
     colour: str  # "" where a view chooses one
-    dash: str  # as matplotlib writes it
+    dash: str  # a name of DASHES
     adaptive: bool  # whether it chooses tau itself
     pooled: bool  # whether all rows are one client's
     paper: int  # its row of the paper's Table I, 0 where it has none
@@ -62,7 +74,8 @@ def method(
         name: What `method=` calls it: lower-case letters, digits, `-` and `_`.
         title: How reports and figures call it; the name where it is empty.
         colour: Its colour there, such as "#D55E00"; one is chosen where it is empty.
-        dash: Its line there, as matplotlib writes it: "-", "--", "-." or ":".
+        dash: Its line there: "-" solid, "--" dashed, "-." dash and dot, ":" dotted, "__" long dashes, "-.." dash and
+            two dots, "." sparse dots.
         adaptive: Whether it chooses the clients' numbers of local steps itself.
         pooled: Whether all rows belong to one client, so that it cannot be deployed.
         paper: Its row of the paper's Table I; 0 where it has none.
@@ -104,6 +117,8 @@ def method(
 
 def check_class(algorithm: object, said: str) -> None:
     """UserError where a class cannot be registered: it is made from settings alone."""
+    from fedveca.algorithms.contract import Algorithm
+
     if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
         raise UserError(f"{said} is {show_value(algorithm)}, which is not a subclass of {PACKAGE}.Algorithm")
     if not dataclasses.is_dataclass(algorithm) or "__dataclass_fields__" not in vars(algorithm):
@@ -115,8 +130,25 @@ def check_class(algorithm: object, said: str) -> None:
 
 
 def methods() -> dict[str, MethodEntry]:
-    """Every method by name: those of the paper in its order, then the others as they were registered."""
+    """Every method by name: those of the paper in its order, then the package's others, then the user's."""
     import_methods()
+    import_plugins()
+    return dict(sorted(_entries.items(), key=lambda item: (item[1].paper or math.inf, not _is_packaged(item[1]))))
+
+
+def list_packaged_methods() -> list[MethodEntry]:
+    """The package's own methods, in the order of `methods`."""
+    return [entry for entry in methods().values() if _is_packaged(entry)]
+
+
+def list_custom_methods() -> list[MethodEntry]:
+    """The methods of plugins and of the user's script; the package's own, and so PyTorch, are not imported for it."""
+    import_plugins()
+    return [entry for entry in _entries.values() if not _is_packaged(entry)]
+
+
+def import_plugins() -> None:
+    """Imports every module that FEDVECA_PLUGINS names once."""
     for plugin in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         if plugin not in _imported:
             _imported.add(plugin)  # before it runs: what it imports may ask for methods too
@@ -125,7 +157,10 @@ def methods() -> dict[str, MethodEntry]:
             except Exception as error:  # a user's file may fail in any way
                 _imported.discard(plugin)
                 raise UserError(f"{PLUGINS}={printable(plugin)} cannot be imported: {explain_error(error)}") from error
-    return dict(sorted(_entries.items(), key=lambda item: item[1].paper or math.inf))
+
+
+def _is_packaged(entry: MethodEntry) -> bool:
+    return entry.algorithm.__module__.startswith(f"{PACKAGE}.")
 
 
 def import_methods() -> None:
@@ -166,6 +201,6 @@ def find_hyper(setting: str) -> tuple[Hyper, list[str]]:
     """What the package's methods declare of a setting of theirs, and the names of those methods."""
     import_methods()
     entries = sorted(_entries.values(), key=lambda entry: entry.paper or math.inf)
-    owners = [entry for entry in entries if entry.algorithm.__module__.startswith(PACKAGE)]
+    owners = [entry for entry in entries if _is_packaged(entry)]
     owners = [entry for entry in owners if setting in hyperparameters(entry.algorithm)]
     return hyperparameters(owners[0].algorithm)[setting], [entry.name for entry in owners]

@@ -18,7 +18,7 @@ class ScaffoldState(NamedTuple):
     c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
 
 
-@method("scaffold", title="SCAFFOLD", colour="#0072B2", paper=5)
+@method("scaffold", title="SCAFFOLD", colour="#0072B2", dash="__", paper=5)
 @dataclass(frozen=True)
 class Scaffold(Algorithm[ScaffoldState, Tensor]):
     """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""

@@ -7,39 +7,80 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from fedveca.errors import UserError
+from fedveca.cli.parser import SETTINGS_NOTE, CommandFunction, Example
+from fedveca.errors import UserError, printable, quoted
 
 if TYPE_CHECKING:
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
 
-Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+DEFAULT_PRESET = "digits-case3"
 LONGEST_NAME = 255  # bytes of a file's name
 
 
-def add_experiment(sub: argparse.ArgumentParser) -> None:
-    """The words that name an experiment."""
-    sub.add_argument("words", nargs="*", metavar="[PRESET] key=value ...", help="a preset, then settings")
+class Command(Protocol):
+    """Adds a command to the command line."""
+
+    def __call__(
+        self, name: str, function: CommandFunction, text: str, examples: Sequence[Example] = ()
+    ) -> argparse.ArgumentParser: ...
+
+
+def add_experiment(sub: argparse.ArgumentParser, before: str = "") -> None:
+    """The words that name an experiment; `before` are the arguments in front of them."""
+    sub.add_argument(
+        "words",
+        nargs="*",
+        metavar="key=value",
+        help=f"a preset (default {DEFAULT_PRESET}) or a TOML file, then settings such as rounds=20",
+    )
+    sub.usage = f"%(prog)s {before}[PRESET] [key=value ...]"
+    sub.epilog = "\n\n".join(filter(None, (sub.epilog, SETTINGS_NOTE)))
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """An experiment to run, its folder and its device."""
     add_experiment(sub)
     sub.add_argument("--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one in runs/)")
-    sub.add_argument(
-        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute (default: CUDA if present)"
-    )
+    add_device(sub)
     add_output(sub)
+
+
+def add_device(sub: argparse.ArgumentParser) -> None:
+    """Where to compute."""
+    sub.add_argument(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        metavar="DEVICE",
+        help="auto, cpu or cuda (default auto: CUDA if present)",
+    )
+
+
+def add_quiet(sub: argparse.ArgumentParser) -> None:
+    """Whether less is printed."""
+    sub.add_argument("-q", "--quiet", action="store_true", help="print errors only")
 
 
 def add_output(sub: argparse.ArgumentParser) -> None:
     """How much is printed."""
-    sub.add_argument("--quiet", action="store_true", help="print errors only")
+    add_quiet(sub)
     sub.add_argument("--json", action="store_true", help="print only the result, as one JSON object")
+
+
+def add_open(sub: argparse.ArgumentParser) -> None:
+    """Whether the report is opened."""
+    sub.add_argument("--open", action="store_true", help="open the report in a browser")
+
+
+def open_page(path: Path) -> None:
+    """Opens a file in the browser; where there is none, its path is printed and has to do."""
+    webbrowser.open(path.absolute().as_uri())
 
 
 def add_run_folders(sub: argparse.ArgumentParser) -> None:
@@ -59,14 +100,34 @@ def open_runs(args: argparse.Namespace) -> list[Run]:
 
 
 def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
-    """The preset's name, and the preset with the settings."""
-    from fedveca.runs.experiment import Experiment, parse_settings, preset, reject_custom
+    """A name for what is run, and the preset with the settings, or the settings alone where no preset is named."""
+    from fedveca.runs.experiment import Experiment, name_experiment, parse_settings, preset, reject_custom
 
-    has_preset = bool(words) and "=" not in words[0]
-    name = words[0] if has_preset else "digits-case3"
-    table = preset(name) | parse_settings(words[has_preset:])
+    names = [word for word in words[:1] if "=" not in word]
+    for at, word in enumerate(words):
+        if "=" not in word and not word.endswith(".toml"):
+            _explain_word(word, first=at == 0)
+    table = (preset(*names) if names else {}) | parse_settings(words[len(names) :])
     reject_custom(table)
-    return Path(name).stem, Experiment(**table)
+    experiment = Experiment(**table)
+    return name_experiment(experiment, *names), experiment
+
+
+def _explain_word(word: str, first: bool) -> None:
+    """UserError for a word without `=` that is a setting's name or one of its values, or a preset after the first."""
+    from fedveca.runs.experiment import FIELDS, Experiment, presets
+    from fedveca.views.terminal.lists import offer_values
+
+    if word in presets() and not first:
+        raise UserError(f"{word} is a preset; one preset comes first, and then settings as key=value")
+    if word in presets() or not word.isprintable():
+        return
+    if word in FIELDS:
+        example = str(getattr(Experiment(), word)) or next(iter(FIELDS[word].metadata["some"]), "...")
+        raise UserError(f"{word} is a setting: {word}={example}; `fedveca list {word}` explains it")
+    for key in FIELDS:
+        if word in offer_values(key):
+            raise UserError(f"{quoted(word)} is a value of the setting {key}: {key}={printable(word)}")
 
 
 def parse_folder(text: str) -> Path:
@@ -87,14 +148,14 @@ def choose_folder(out: Path | None, name: str) -> Path:
 
 def check_counts(args: argparse.Namespace) -> None:
     """UserError where --seeds or --workers is out of range."""
-    from fedveca.runs.overrides import MOST_SEEDS, MOST_WORKERS
-
-    for name, most in (("seeds", MOST_SEEDS), ("workers", MOST_WORKERS)):
-        count = getattr(args, name)
-        if count is None:
-            continue
+    counts = {name: getattr(args, name) for name in ("seeds", "workers") if getattr(args, name) is not None}
+    for name, count in counts.items():
         if count < 1:
             raise UserError(f"--{name} {count} is out of range; allowed: >= 1")
+    from fedveca.runs.overrides import MOST_SEEDS, MOST_WORKERS  # it loads PyTorch
+
+    for name, count in counts.items():
+        most = MOST_SEEDS if name == "seeds" else MOST_WORKERS
         if count > most:
             raise UserError(f"--{name} {count} is out of range; at most {most}")
 

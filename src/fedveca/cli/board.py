@@ -8,19 +8,24 @@ import socket
 import webbrowser
 from pathlib import Path
 
-from fedveca.cli.arguments import Command
+from fedveca.cli.arguments import Command, parse_folder
 from fedveca.errors import UserError
 
 
 def add(command: Command) -> None:
-    board = command("board", _board, "Show runs on a local web page, and follow those that are running.")
+    examples = (
+        ("fedveca board --open", "the runs in runs/, in the browser"),
+        ("fedveca board results --port 0", "another folder, on a free port"),
+    )
+    text = "Show runs on a local web page, and follow those that are running."
+    board = command("board", _board, text, examples)
     board.add_argument(
         "runs",
         nargs="?",
-        type=Path,
+        type=parse_folder,
         default=Path("runs"),
         metavar="RUNS_DIR",
-        help="folder that holds runs, at any depth (default runs)",
+        help="folder that holds runs, at any depth (default runs); where it is missing, the board waits for it",
     )
     board.add_argument(
         "--host",
@@ -39,7 +44,8 @@ def _board(args: argparse.Namespace) -> int:
         from fedveca.views.board.connections import make_server
         from fedveca.views.board.guard import is_loopback, make_token
 
-        if not args.runs.is_dir():
+        waiting = not args.runs.exists()
+        if not waiting and not args.runs.is_dir():
             raise UserError(f"{args.runs} is not a folder; name the one that holds runs: fedveca board RUNS_DIR")
         if not 0 <= args.port <= 65535:
             raise UserError(f"--port {args.port} is out of range; allowed: 0 to 65535")
@@ -55,6 +61,8 @@ def _board(args: argparse.Namespace) -> int:
         shown = socket.gethostname() if args.host in ("0.0.0.0", "::") else shown
         address = f"http://{shown}:{listening.getsockname()[1]}/{f'?token={secret}' if secret else ''}"
         print(f"board of {args.runs}: {address}   (Ctrl-C stops it)", flush=True)
+        if waiting:
+            print(f"{args.runs} does not exist yet; runs appear on the page as soon as there are some", flush=True)
         if args.open:
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedveca.cli.arguments import Command, add_experiment, choose_folder, parse_experiment, parse_folder
+from fedveca.cli.arguments import Command, add_experiment, add_quiet, choose_folder, parse_experiment, parse_folder
 from fedveca.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,29 +16,33 @@ MOST_NODES = 10_000  # each has a folder, a key and a process
 
 
 def add(command: Command) -> None:
-    deploy = command("deploy", _local, "Run an experiment on real Flower nodes.")
+    examples = (
+        ("fedveca deploy local rounds=10 --nodes 3", "a server and three nodes on this machine"),
+        ("fedveca deploy init fleet --nodes 5 --host learn.example", "what a server and five devices need"),
+    )
+    deploy = command("deploy", _local, "Run an experiment on real Flower nodes.", examples)
     ways = deploy.add_subparsers(required=True, metavar="local | init | pin")
     text = "Start a SuperLink and SuperNodes on this machine, run the experiment, then shut everything down."
     local = ways.add_parser("local", help=text, description=text)
-    local.set_defaults(command=_local)
+    local.set_defaults(command=_local, parser=local)
     add_experiment(local)
     local.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: the experiment's clients)")
     local.add_argument(
         "--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one under runs/)"
     )
     local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
-    local.add_argument("--quiet", action="store_true", help="print errors only")
+    add_quiet(local)
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
-    init.set_defaults(command=_init)
+    init.set_defaults(command=_init, parser=init)
     init.add_argument("folder", type=parse_folder, metavar="DIR", help="folder to write")
-    add_experiment(init)
+    add_experiment(init, "DIR ")
     init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
     init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
-    pinned.set_defaults(command=_pin)
+    pinned.set_defaults(command=_pin, parser=pinned)
     pinned.add_argument("app", type=parse_folder, metavar="APP", help="folder of the app that `deploy init` wrote")
     pinned.add_argument(
         "nodes", type=parse_folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0"

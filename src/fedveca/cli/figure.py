@@ -10,7 +10,11 @@ from fedveca.errors import printable
 
 
 def add(command: Command) -> None:
-    figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.")
+    examples = (
+        ("fedveca figure runs/NAME -o curves.pdf", "test values over rounds, for LaTeX"),
+        ("fedveca figure runs/NAME --what tau", "local steps of every client"),
+    )
+    figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.", examples)
     add_run_folders(figure)
     out = Path("figure.svg")
     figure.add_argument(
@@ -25,15 +29,16 @@ def add(command: Command) -> None:
         "--what",
         default="curves",
         choices=("curves", "tau", "instant", "partition"),
+        metavar="WHAT",
         help="curves: test values over rounds (default); tau: local steps per client; instant: what FedVeca estimates; "
         "partition: rows of each label per client",
     )
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from fedveca.views.figures.run import draw_figure
-
     runs = open_runs(args)
+    from fedveca.views.figures.run import draw_figure  # it loads PyTorch
+
     draw_figure(args.what, runs, args.out)
     result = {"figure": str(args.out), "what": args.what, "runs": len(runs)}
     print_result(args, result, f"figure: {printable(str(args.out), 4096)}")

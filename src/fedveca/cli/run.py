@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
 from fedveca.errors import UserError
-
-if TYPE_CHECKING:
-    from fedveca.runs.folder import Run
-    from fedveca.views.terminal.screen import Screen
+from fedveca.views.terminal.loading import show_loading
 
 
 def add(command: Command) -> None:
-    run = command("run", _run, "Run one experiment (default: the preset digits-case3).")
+    examples = (
+        ("fedveca run", "the preset digits-case3: seconds, no download"),
+        ("fedveca run digits-case3 method=fedavg rounds=20", "a preset and settings of your own"),
+        ("fedveca run --resume runs/NAME rounds=200", "more rounds of a run"),
+    )
+    run = command("run", _run, "Run one experiment.", examples)
     add_run(run)
     run.add_argument(
         "--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N for more rounds"
@@ -22,15 +24,19 @@ def add(command: Command) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from fedveca.runs.resources import discard_unbegun
-    from fedveca.runs.run import run
-    from fedveca.views.terminal.screen import Screen
-
-    with Screen(args.quiet or args.json) as screen:
+    quiet = args.quiet or args.json
+    if args.resume:
+        settings = _parse_resumed(args)
+    else:
+        name, experiment = parse_experiment(args.words)
+    with show_loading(quiet):  # what is wrong with the settings is said before
+        from fedveca.runs.resources import discard_unbegun
+        from fedveca.runs.run import resume, run
+        from fedveca.views.terminal.screen import Screen
+    with Screen(quiet) as screen:
         if args.resume:
-            done = _resume(args, screen)
+            done = resume(args.resume, **settings, device=args.device, observers=[screen])
         else:
-            name, experiment = parse_experiment(args.words)
             out = choose_folder(args.out, f"{name}-{experiment.method}")
             with discard_unbegun(out):
                 done = run(experiment, out, device=args.device, observers=[screen])
@@ -39,15 +45,15 @@ def _run(args: argparse.Namespace) -> int:
     return int(done.diverged)
 
 
-def _resume(args: argparse.Namespace, screen: Screen) -> Run:
+def _parse_resumed(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings with which a run is resumed; UserError where they or the run cannot be."""
     from dataclasses import replace
 
     from fedveca.runs.experiment import parse_settings
     from fedveca.runs.folder import Run
-    from fedveca.runs.run import resume
 
     settings = parse_settings(args.words)
     if args.out is not None or set(settings) - {"rounds", "data_dir"}:
         raise UserError("--resume takes the run as it is; only rounds=N and data_dir=DIR may be given with it")
     replace(Run.open(args.resume).experiment, **settings)  # rejects what is out of range
-    return resume(args.resume, **settings, device=args.device, observers=[screen])
+    return settings

@@ -8,18 +8,20 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from fedveca.cli.arguments import Command, add_output, check_counts, parse_folder, print_result
+from fedveca.cli.arguments import Command, add_device, add_output, check_counts, parse_folder, print_result
 from fedveca.errors import UserError
 
 ROOT = Path(__file__).parents[3]  # of the repository, where this is a clone
 
 
 def add(command: Command) -> None:
-    study = command("study", _study, "Run the studies of a TOML file: methods over seeds, with a table and a report.")
+    text = "Run the studies of a TOML file: methods over seeds, with a table and a report."
+    study = command("study", _study, text, (("fedveca study mine.toml --seeds 5", "with five seeds of each"),))
     study.add_argument("file", metavar="FILE.toml", help="the studies: preset, settings, methods, seeds")
     study.add_argument("--seeds", type=int, metavar="N", help="seeds of each study (default: as the file says)")
     _takes_runs(study, None, "runs/ and the file's name")
-    again = command("reproduce", _reproduce, "Make the paper's tables and figures; needs a clone of the repository.")
+    text = "Make the paper's tables and figures; needs a clone of the repository."
+    again = command("reproduce", _reproduce, text, (("fedveca reproduce table1 --seeds 10", "the paper's Table I"),))
     again.add_argument(
         "what",
         nargs="?",
@@ -40,8 +42,8 @@ def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> N
         metavar="DIR",
         help=f"folder of runs and results; what is finished there is not repeated (default {where})",
     )
-    sub.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    sub.add_argument("--workers", type=int, default=1, metavar="N", help="seeds run side by side (default 1)")
+    add_device(sub)
+    sub.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
     sub.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
     add_output(sub)
 

@@ -121,7 +121,7 @@ def check_deployable(e: Experiment) -> None:
     """Raises UserError for an experiment that real nodes cannot run."""
     from fedveca.algorithms.registry import deployable_methods, is_pooled
     from fedveca.errors import printable
-    from fedveca.tasks.custom import CUSTOM
+    from fedveca.tasks.names import CUSTOM
 
     if is_pooled(e.method):
         others = ", ".join(deployable_methods())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +20,18 @@ from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
-from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import Experiment
+from fedveca.errors import UserError, explain_error, printable, show_value
+from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
-from fedveca.runs.schema import SCHEMA, Direction
+from fedveca.runs.schema import SCHEMA, Direction, RowForm
+from fedveca.runs.weights import pack_model, read_weights
 from fedveca.tasks import models
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name
@@ -49,6 +51,12 @@ class Built(NamedTuple):
     experiment: Experiment  # with the names of the objects that were given
     account: Account | None = None  # of differential privacy
     statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
+    init_sha256: str = ""  # of the file that init names
+
+    def __repr__(self) -> str:
+        """One line: what is to run, and how large it is."""
+        rows, size = len(self.data.y), self.problem.size
+        return f"Built({describe_task(self.experiment)}, {rows} training rows, {size} parameters)"
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -103,12 +111,13 @@ def build(
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
-    state = algorithm.init(problem.init().to(device), initial_steps(e, shares.sizes))
-    running = problem.initial_statistics().to(device)
+    w, running, found = make_start(e, problem)
+    state = algorithm.init(w.to(device), initial_steps(e, shares.sizes))
+    running = running.to(device)
     check_statistics(e, problem)
     check_memory(e, algorithm, state, problem.statistics)
     if cohort is not None:
-        return Built(data, shares, problem, algorithm, cohort, state, e, statistics=running)
+        return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
@@ -125,7 +134,16 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account, running)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found)
+
+
+def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
+    """w_0 [P], the running statistics [S], and the hash of the file that they come from, where `init` names one."""
+    if not is_path(e.init):
+        return problem.init(), problem.initial_statistics(), ""
+    said = f"init={printable(e.init)}"
+    found = read_weights(Path(e.init).expanduser(), said)
+    return *pack_model(problem, found.tensors, said), found.sha256
 
 
 def choose_sample(x: Tensor, y: Tensor, classes: int, pixels: str, inputs: Inputs) -> Sample | None:
@@ -198,8 +216,11 @@ def make_problem(
         e.model,
         shape,
         classes,
-        init=e.init,
+        init="paper" if is_path(e.init) else e.init,
         hidden=e.hidden,
+        layers=e.layers,
+        norm=e.norm,
+        dropout=e.dropout,
         precision=e.precision,
         seed=e.seed,
         custom=model,
@@ -207,8 +228,20 @@ def make_problem(
         loss=e.loss if loss is None else loss,
         metric=e.metric if metric is None else metric,
         norm_stats=e.norm_stats,
+        compiled=e.compile == "on",
         inputs=inputs,
     )
+
+
+def describe_rows(data: Dataset) -> RowForm:
+    """What a model of these data takes."""
+    return {
+        "shape": list(data.x_test.shape[1:]),
+        "tokens": data.x_test.dtype == torch.int64,
+        "targets": list(data.y_test.shape[1:]),
+        "classes": data.classes,
+        "pixels": data.pixels,
+    }
 
 
 def load_data(
@@ -227,16 +260,21 @@ def load_data(
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
     alone = is_pooled(e.method)
     if custom is None:
-        return data, partition(
-            "case1" if alone else e.partition,
-            data.y,
-            data.classes,
-            1 if alone else e.clients,
-            seed=e.seed,
-            concentration=e.concentration,
-            shards=e.shards,
-            writer=data.writer,
-        )
+        try:
+            return data, partition(
+                "case1" if alone else e.partition,
+                data.y,
+                data.classes,
+                1 if alone else e.clients,
+                seed=e.seed,
+                concentration=e.concentration,
+                shards=e.shards,
+                writer=data.writer,
+            )
+        except UserError as error:
+            if alone or e.partition != find_default("partition", e):
+                raise
+            raise UserError(f"{error} (partition={e.partition} is the default with data={e.data})") from error
     if callable(custom):
         try:
             custom = custom(data, e.clients, e.seed)

@@ -27,7 +27,7 @@ from fedveca.runs.files import find_inside, read_inside, write_atomic, write_dra
 from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
 
 FORMAT, FORMAT_0_1 = "3", "2"
 BLANK = b"0" * 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -11,7 +12,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import product
@@ -24,12 +25,12 @@ from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_adaptive, paper_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
-from fedveca.runs.experiment import Experiment
-from fedveca.runs.files import write_atomic
+from fedveca.runs.experiment import Experiment, read_experiment
+from fedveca.runs.files import LineTail, write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
 from fedveca.runs.lock import lock_folder
-from fedveca.runs.observers import Observer, check_observers
+from fedveca.runs.observers import ComparisonObserver, Observer, check_observers
 from fedveca.runs.overrides import (
     CustomObjects,
     check_experiment,
@@ -39,15 +40,17 @@ from fedveca.runs.overrides import (
     name_of,
 )
 from fedveca.runs.resources import discard_unbegun
-from fedveca.runs.run import resume, run
-from fedveca.runs.schema import get_number
+from fedveca.runs.run import log_of_results, resume, run
+from fedveca.runs.schema import get_number, parse_object, validate_round
 from fedveca.runs.statistics import mean_and_spread
-from fedveca.tasks.custom import CUSTOM
 from fedveca.tasks.datasets.dataset import Dataset, load
+from fedveca.tasks.names import CUSTOM
 
 Method = str | Algorithm
 _NO_OBJECTS: CustomObjects = {}
 _log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.2  # between two looks at what workers have written
+MOST_LINE = 2**28  # bytes of a line of rounds.jsonl
 
 
 class SeedValues(TypedDict):
@@ -91,7 +94,10 @@ class Chain(NamedTuple):
                 mine["method"] = method
             folder = self.out / f"{folder_name(method)}-seed{e.seed}"
             done = find_finished(folder, e, mine)
-            if not done:
+            if done:
+                for watcher in (o for o in observers if isinstance(o, ComparisonObserver)):
+                    watcher.count_done(done)
+            else:
                 if stop():
                     raise Stopped
                 if folder.exists():
@@ -132,7 +138,8 @@ def compare(
         methods: Names, or objects with the contract of `fedveca.algorithms.contract.Algorithm`. Where the first one
             chooses its own numbers of local steps, the others get the total of them.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
-        workers: Seeds that run in processes side by side; observers then see only the end of each run.
+        workers: Seeds that run in processes side by side; observers then see only the end of each run, unless they
+            are a `ComparisonObserver`.
         observers: Objects that see each round as it ends.
         **custom: `data`, `model`, `loss`, `metric` and `partition` as objects: see `CustomObjects`.
 
@@ -164,16 +171,21 @@ def compare(
         custom["data"] = _load_shared(experiment)  # read before anything is written
     flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
     runs = []
+    watching = [observer for observer in observers if isinstance(observer, ComparisonObserver)]
+    for watcher in watching:
+        watcher.plan(experiment, tuple(map(folder_name, methods)), seeds, workers, out)
     try:
         with listen_for_signals(first=lambda: setattr(flag, "value", 1)) as stopping:
             if workers > 1:
-                batches = _run_in_processes(chains, workers, flag)
+                folders = [out / f"{folder_name(m)}-seed{c.experiment.seed}" for c in chains for m in methods]
+                batches = _run_in_processes(chains, workers, flag, Follower(folders, watching))
             else:
                 batches = (chain(stopping, observers, custom) for chain in chains)
             for batch in batches:
                 runs += batch
                 for observer, done in product(observers if workers > 1 else (), batch):
-                    observer.end(done)
+                    if observer not in watching:  # which saw it as soon as it was over
+                        observer.end(done)
     except Stopped:
         raise Stopped("stopped after a whole round, all saved; the same command resumes it") from None
     write_atomic(out / "table.json", json.dumps(make_table(runs), indent=2).encode() + b"\n")
@@ -195,12 +207,67 @@ def find_budget(run: Run) -> int:
 FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
 
 
-def _run_in_processes(chains: list[Chain], workers: int, flag: Any) -> Iterator[list[Run]]:
+class Follower:
+    """Reads what workers write into their run folders and passes it on: no channel that a killed worker could break.
+
+    Args:
+        folders: The run folders of the comparison, there already or not.
+        observers: Who sees the rounds of these runs, and their ends.
+    """
+
+    def __init__(self, folders: list[Path], observers: list[ComparisonObserver]) -> None:
+        self.observers = observers
+        self._begun: set[Path] = set()
+        self._tails: dict[Path, LineTail] = {}
+        for folder in folders if observers else ():
+            if (folder / "summary.json").exists():
+                self._pass_on(folder, "count_done")
+                continue
+            self._tails[folder] = LineTail(folder, "rounds.jsonl", MOST_LINE)
+            with contextlib.suppress(OSError, ValueError):
+                self._tails[folder].read()  # of a run that was interrupted
+
+    def look(self) -> None:
+        """Passes on what has been written since the last look."""
+        for folder, tail in list(self._tails.items()):
+            with contextlib.suppress(OSError, ValueError):
+                self._look_at(folder, tail)
+
+    def _look_at(self, folder: Path, tail: LineTail) -> None:
+        before, ended = tail.count, (folder / "summary.json").exists()
+        lines = tail.read()
+        if folder not in self._begun and (lines or (before == 0 and (folder / "experiment.toml").exists())):
+            experiment = read_experiment((folder / "experiment.toml").read_text("utf-8"))
+            self._begun.add(folder)
+            for observer in self.observers:
+                observer.begin_in_worker(experiment, folder)
+        if lines and not ended:
+            record = parse_object(lines[-1], "rounds.jsonl")
+            if validate_round(record, tail.count - 1):
+                for observer in self.observers:
+                    observer.see_round_in_worker(folder, record)
+        if ended:
+            del self._tails[folder]
+            self._pass_on(folder, "end")
+
+    def _pass_on(self, folder: Path, call: Literal["count_done", "end"]) -> None:
+        with contextlib.suppress(UserError):  # the worker finds the same, and its error is the command's
+            run = Run.open(folder)
+            for observer in self.observers:
+                (observer.end if call == "end" else observer.count_done)(run)
+
+
+def _run_in_processes(chains: list[Chain], workers: int, flag: Any, follower: Follower) -> Iterator[list[Run]]:
     threads, others = max(1, torch.get_num_threads() // workers), set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(workers, len(chains)), FRESH, _worker, (threads, flag)) as pool:
         try:
             try:
-                yield from pool.map(_in_worker, chains)
+                for future in [pool.submit(_in_worker, chain) for chain in chains]:
+                    while wait([future], LOOK_SECONDS).not_done:
+                        follower.look()
+                    batch = future.result()
+                    follower.look()
+                    yield batch
             except Stopped:
                 pool.shutdown(cancel_futures=True)  # each worker ends its round
                 raise
@@ -222,6 +289,7 @@ def _worker(threads: int, flag: Any) -> None:
     global _flag
     _flag = flag
     torch.set_num_threads(threads)
+    log_of_results.disabled = True  # the parent shows what the summaries say
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the parent gets them and sets the flag
     threading.Thread(target=_outlived, daemon=True).start()

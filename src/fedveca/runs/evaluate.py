@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections import deque
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.runs.federate import Rollback, RunningStatistics
+from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.problem import Problem
 
+GROWTH = 10.0  # times the loss of the first round: more is divergence
+PATIENCE = 2  # rounds in a row
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
@@ -48,6 +51,39 @@ class Evaluator:
     def describe(self, k: int, model: Tensor) -> ModelResult:
         """The closing values of a model that was made by round k."""
         return {"round": k, **self(model)}
+
+
+class GrowthCheck:
+    """Warns once per run, in the round's record, when the loss stays far above the loss of the first round."""
+
+    def __init__(self, records: list[Round]) -> None:
+        self.recent: RecentNorms = deque(maxlen=RECENT)
+        self._first: float | None = None
+        self._above, self._warned = 0, False
+        for record in records:
+            self._count(record)
+            self._warned |= "warning" in record
+
+    def judge(self, record: Round) -> None:
+        """Puts `warning` into the record of the round in which the loss has been too large for the second time."""
+        ratio = self._count(record)
+        if self._above < PATIENCE or self._warned:
+            return
+        self._warned = True
+        times = f"{ratio:.3g} times that of the first round" if math.isfinite(ratio) else "not finite"
+        advice = advise(list(self.recent)[-1:])  # of this round alone: the same in a run that was resumed
+        record["warning"] = f"round {record['round'] + 1}: the loss is {times}; {advice}"
+
+    def _count(self, record: Round) -> float:
+        """The loss relative to that of the first round that has one; how often in a row it was too large."""
+        name: Literal["train_loss", "test_loss"] = "train_loss" if "train_loss" in record else "test_loss"
+        if name not in record:
+            return 1.0
+        loss = math.inf if record[name] is None else float(record[name] or 0)
+        self._first = loss if self._first is None else self._first
+        ratio = loss / self._first if 0 < self._first < math.inf else math.inf if loss == math.inf else 1.0
+        self._above = self._above + 1 if ratio > GROWTH else 0
+        return ratio
 
 
 class Keeper:

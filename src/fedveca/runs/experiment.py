@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import math
 import re
 import stat
@@ -13,28 +13,65 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-from fedveca.algorithms.contract import LR
-from fedveca.algorithms.hyper import LARGEST, OpenEnds, Range
-from fedveca.algorithms.registry import find_hyper, methods
-from fedveca.cohorts import faults as adversity
-from fedveca.cohorts.aggregate import AGGREGATION_RULES
-from fedveca.errors import UserError, printable, quoted, show_value, suggest
-from fedveca.tasks.custom import CUSTOM
-from fedveca.tasks.datasets.dataset import DATASETS
-from fedveca.tasks.losses import LOSSES, METRICS
-from fedveca.tasks.models import MODELS
-from fedveca.tasks.partition import RULES
+from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
+from fedveca.cohorts.fault_settings import parse_faults
+from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
+from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-KNOWN_MODELS = f"{', '.join(MODELS)} or package.module:factory"
+_NAMES = load_catalog()  # of data sets, models and so on
+_MODELS = _NAMES["models"]
+KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
+SettingValues = dict[str, Any]  # values by key, of the types that the fields have
+SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
+
+# What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
+MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
+DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
+ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
+LossName = Literal["auto", "cross_entropy", "squared_error"]
+MetricName = Literal["auto", "accuracy", "absolute_error"]
+PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards", "quantity", "writer"]
+AggregationName = Literal["mean", "clip", "trimmed", "median"]
+Keep = Literal["best", "last", "rollback"]
+Init = Literal["paper", "torch"]
+Pixels = Literal["auto", "as-is", "unit", "standardised"]
+Precision = Literal["float32", "bfloat16"]
+Engine = Literal["local", "ray", "debug"]
+Norm = Literal["auto", "none", "group", "batch"]
+NormStatistics = Literal["average", "local", "fixed"]
+Compile = Literal["off", "on"]
+Wire = Literal["float32", "float16", "bfloat16"]
+_INITS = get_args(Init)
+
+
+class TaskDefault(NamedTuple):
+    """A default that the data set or the model of an experiment brings with it."""
+
+    by: Literal["data", "model"]
+    name: str
+
+    def find(self, value: str) -> str | int | float:
+        """The default with this data set or model; custom ones have those of a small task."""
+        if self.by == "model":
+            return _NAMES["rates"].get(value, _NAMES["rates"]["mlp"])
+        return _NAMES["recommended"].get(value, _NAMES["recommended"][""])[self.name]
+
+    def __repr__(self) -> str:
+        """The most common value, then those that differ: `100 (digits 80)`."""
+        values = {name: self.find(name) for name in _NAMES["data" if self.by == "data" else "models"]}
+        usual = max(values.values(), key=list(values.values()).count)
+        others = ", ".join(f"{name} {value}" for name, value in values.items() if value != usual)
+        return f"{usual} ({others})" if others else str(usual)
 
 
 def option(
@@ -47,91 +84,148 @@ def option(
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     custom: bool = False,
+    group: str,
+    rare: bool = False,
 ) -> Any:
-    """A field with its default, its range and one line of text; `custom` where an object may be given from Python."""
+    """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
+
+    `group` is the subject under which a list shows it; a list folds what is `rare`.
+    """
     allowed = Range(low, high, open_ends)
-    return dataclasses.field(
-        default=default, metadata={"text": text, "of": of, "some": some, "range": allowed, "custom": custom}
-    )
+    metadata = {"text": text, "of": of, "some": some, "range": allowed, "custom": custom, "group": group, "rare": rare}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def method_option(name: str) -> Any:
+class SettingGroup:
+    """Makes the settings of one subject; `rare` those that few people need."""
+
+    def __init__(self, title: str) -> None:
+        self.make = functools.partial(option, group=title)
+        self.rare = functools.partial(option, group=title, rare=True)
+
+    def __call__(self, default: Any, text: str, **more: Any) -> Any:
+        return self.make(default, text, **more)
+
+
+def method_option(make: Callable[..., Any], name: str) -> Any:
     """A setting that is a hyperparameter of some methods, as they declare it."""
-    declared, owners = find_hyper(name)
+    declared, owners = known_hyper(name)
     low, high, open_ends = declared.range
-    return option(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
+    return make(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
+
+
+_task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
+_steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
+_records, _machines = SettingGroup("records"), SettingGroup("machines")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that decides a run's numbers."""
+    """All settings of a run, each of them checked; some defaults depend on the data set or the model."""
 
-    method: str = option("fedveca", "how clients and server work together", of=methods, custom=True)
-    data: str = option("digits", "data set", of=DATASETS, custom=True)
-    model: str = option("mlp", KNOWN_MODELS, custom=True)
-    loss: str = option("auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *LOSSES), custom=True)
-    metric: str = option("auto", "accuracy of labels, absolute_error of numbers", of=("auto", *METRICS), custom=True)
-    partition: str = option("case3", "which client owns which rows", of=RULES, custom=True)
-    clients: int = option(5, "number of clients N", low=1)
-    participation: float = option(
+    method: MethodName | str = _task("fedveca", "how clients and server work together", of=known_methods, custom=True)
+    data: DataName | str = _task("digits", "data set", of=_NAMES["data"], custom=True)
+    model: ModelName | str = _task(TaskDefault("data", "model"), KNOWN_MODELS, custom=True)
+    loss: LossName | str = _task.rare(
+        "auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *_NAMES["losses"]), custom=True
+    )
+    metric: MetricName | str = _task.rare(
+        "auto", "accuracy of labels, absolute_error of numbers", of=("auto", *_NAMES["metrics"]), custom=True
+    )
+    partition: PartitionName | str = _clients(
+        TaskDefault("data", "partition"), "which client owns which rows", of=_NAMES["partitions"], custom=True
+    )
+    clients: int = _clients(5, "number of clients N", low=1)
+    participation: float = _clients(
         1.0, "share of the clients drawn per round, at least one", low=0, high=1, open_ends="low"
     )
-    rounds: int = option(100, "communication rounds K", low=1)
-    batch: int = option(100, "rows of a mini-batch B", low=1)
-    lr: float = option(0.01, "learning rate eta", low=LR.low, open_ends=LR.open_ends)
-    seed: int = option(0, "of all chance", low=0, high=LARGEST)
-    alpha: float = method_option("alpha")
-    tau_0: int = option(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
-    tau_max: int = method_option("tau_max")
-    smooth: float = method_option("smooth")
-    probe_steps: float = method_option("probe_steps")
-    tau_all: int = option(0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0)
-    probe: int = option(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
-    keep: str = option("best", "the model handed out", of=("best", "last", "rollback"))
-    mu: float = method_option("mu")
-    concentration: float = option(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
-    shards: int = option(2, "shards: pieces of one label each client gets", low=1)
-    heterogeneity: float = option(1.0, "synthetic: 0 makes all clients alike", low=0)
-    hidden: int = option(64, "mlp: hidden units", low=1)
-    init: str = option("paper", "cnn: w_0 as the paper's (truncated normal, sd 0.1) or torch's", of=("paper", "torch"))
-    pixels: str = option("auto", "how rows become inputs", of=("auto", "as-is", "unit", "standardised"))
-    precision: str = option("float32", "cnn, mlp: arithmetic of the layers", of=("float32", "bfloat16"))
-    norm_stats: str = option(
+    rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
+    batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
+    lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    seed: int = _training(0, "random seed", low=0, high=LARGEST)
+    alpha: float = method_option(_steps, "alpha")
+    tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
+    tau_max: int = method_option(_steps, "tau_max")
+    smooth: float = method_option(_steps.rare, "smooth")
+    probe_steps: float = method_option(_steps.rare, "probe_steps")
+    tau_all: int = _steps.rare(
+        0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
+    )
+    probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
+    keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
+    mu: float = method_option(_steps, "mu")
+    concentration: float = _clients(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
+    shards: int = _clients.rare(2, "shards: pieces of one label each client gets", low=1)
+    heterogeneity: float = _clients.rare(1.0, "synthetic: 0 makes all clients alike", low=0)
+    hidden: int = _task.rare(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
+    layers: int = _task.rare(2, "lstm, gpt: number of layers", low=1, high=1000)
+    norm: Norm = _task.rare(
+        "auto", "vgg11, resnet18: normalisation (auto: none for vgg11, group for resnet18)", of=get_args(Norm)
+    )
+    dropout: float = _task.rare(0.0, "vgg11, lstm, gpt: share of units dropped in local steps", low=0, high=0.95)
+    init: Init | str = _task.rare(
+        "paper", "w_0: paper, as each model was published; torch, PyTorch's; or the path of a model or a run folder"
+    )
+    pixels: Pixels = _task.rare("auto", "how rows become inputs", of=get_args(Pixels))
+    precision: Precision = _task.rare("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
+    compile: Compile = _machines.rare(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(Compile)
+    )
+    norm_stats: NormStatistics = _training.rare(
         "average",
         "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
-        of=("average", "local", "fixed"),
+        of=get_args(NormStatistics),
     )
-    test_every: int = option(1, "rounds between evaluations on the test set", low=1)
-    checkpoint_every: int = option(1, "rounds between checkpoints", low=1)
-    track: str = option("", "trackers that see the run too, with commas between", some=TRACKERS)
-    faults: str = option("", "what goes wrong: drop:P,crash:P:ROUNDS,late:P,nan:S,scale:S:FACTOR,flip:S,lie:S")
-    aggregate: str = option("mean", "how the clients' vectors become one", of=AGGREGATION_RULES)
-    aggregate_clip: float = option(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
-    aggregate_trim: float = option(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
-    dp_noise: float = option(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
-    dp_clip: float = option(1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True)
-    dp_bound: float = option(10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True)
-    dp_delta: float = option(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
-    dp_seed: int = option(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
-    memory_mb: int = option(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
-    engine: str = option(
-        "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=("local", "ray", "debug")
+    test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
+    checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
+    track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)
+    faults: str = _robustness(
+        "", "what goes wrong: drop:P, crash:P:ROUNDS, late:P, nan:S, scale:S:FACTOR, flip:S, lie:S"
     )
-    workers: int = option(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
-    worker_gpus: float = option(0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1)
-    ray_address: str = option("", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)")
-    round_timeout: float = option(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
-    min_clients: int = option(1, "Flower: a round with fewer answers is void and repeated", low=1)
-    wire: str = option("float32", "Flower: form of vectors on the wire", of=("float32", "float16", "bfloat16"))
-    data_dir: str = option("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
+    aggregate: AggregationName = _robustness("mean", "how the clients' vectors become one", of=_NAMES["aggregation"])
+    aggregate_clip: float = _robustness.rare(0.0, "aggregate=clip: the largest norm (0: the round's median)", low=0)
+    aggregate_trim: float = _robustness.rare(0.2, "robust aggregation: share distrusted at each end", low=0, high=0.5)
+    dp_noise: float = _privacy(0.0, "differential privacy: noise on sums, times dp_clip (0: off)", low=0)
+    dp_clip: float = _privacy(
+        1.0, "differential privacy: the largest norm of a client's vectors", low=0, open_ends=True
+    )
+    dp_bound: float = _privacy.rare(
+        10.0, "differential privacy: the largest loss, beta or spread", low=1, open_ends=True
+    )
+    dp_delta: float = _privacy.rare(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
+    dp_seed: int = _privacy.rare(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
+    memory_mb: int = _machines.rare(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
+    engine: Engine = _machines(
+        "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=get_args(Engine)
+    )
+    workers: int = _machines.rare(0, "ray: processes that share the clients (0: one for each core or GPU share)", low=0)
+    worker_gpus: float = _machines.rare(
+        0.0, "ray: GPUs of a worker, such as 0.25 (0: it steps on its core)", low=0, high=1
+    )
+    ray_address: str = _machines.rare(
+        "", "ray: auto or HOST:PORT of a running cluster (else a new one on this machine)"
+    )
+    round_timeout: float = _machines.rare(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
+    min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
+    wire: Wire = _machines.rare("float32", "Flower: form of vectors on the wire", of=get_args(Wire))
+    data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
-        if self.model not in MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
-            hint = suggest(self.model, MODELS)
+            value = getattr(self, field.name)
+            if isinstance(value, TaskDefault):  # data and model are checked before what depends on them
+                value = value.find(getattr(self, value.by))
+            object.__setattr__(self, field.name, _checked(field, value))
+        if self.model not in _MODELS and not self.model.startswith(CUSTOM) and not FACTORY.fullmatch(self.model):
+            hint = suggest(self.model, _MODELS)
             raise UserError(f"model={printable(self.model)} is not known{hint}; it is {KNOWN_MODELS}")
-        adversity.parse_faults(self.faults)
+        if self.init not in _INITS and not is_path(self.init):
+            hint = suggest(self.init, _INITS)
+            raise UserError(
+                f"init={printable(self.init)} is not known{hint}; it is {', '.join(_INITS)}, or the path of a "
+                ".safetensors file or of a run folder, such as ./NAME"
+            )
+        parse_faults(self.faults)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
@@ -139,21 +233,87 @@ class Experiment:
                 f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
             )
 
+    @classmethod
+    def preset(cls, name: str, **settings: object) -> Experiment:
+        """The experiment of a preset.
+
+        Args:
+            name: One that `fedveca.presets()` lists, or the path of a .toml file with settings.
+            **settings: SettingValues in place of the preset's.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            UserError: With one sentence, where the preset or a setting is not known, or a value is not allowed.
+
+        Examples:
+            >>> Experiment.preset("digits-case3", rounds=20).rounds
+            20
+        """
+        return cls(**preset(name)).replace(**settings)
+
+    def replace(self, **settings: object) -> Experiment:
+        """The same experiment with other values of the settings that are named; all others stay as they are.
+
+        Args:
+            **settings: The settings that change.
+
+        Returns:
+            A new experiment.
+
+        Raises:
+            UserError: With one sentence, where a setting is not known, or a value is not allowed.
+
+        Examples:
+            >>> Experiment(lr=0.1).replace(method="fedavg").lr
+            0.1
+        """
+        return dataclasses.replace(self, **settings)  # type: ignore[arg-type]
+
     def toml(self) -> str:
         """Complete: enough to run it again."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in dataclasses.asdict(self).items())
 
 
-TYPES: dict[str, type] = get_type_hints(Experiment)
+def is_path(init: str) -> bool:
+    """Whether `init` names a file or a folder."""
+    return init not in _INITS and (init.endswith(".safetensors") or "/" in init or "\\" in init)
+
+
+TYPES: dict[str, type] = {
+    name: hint if isinstance(hint, type) else str for name, hint in get_type_hints(Experiment).items()
+}
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
+FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
+    "model": "mlp",
+    "partition": "case3",
+    "rounds": 100,
+    "batch": 100,
+    "lr": 0.01,
+}
+_init = Experiment.__init__
+
+
+@functools.wraps(_init)
+def _init_known(self: Experiment, *values: object, **settings: object) -> None:
+    for key in settings:
+        check_setting(key, "help(fedveca.Experiment) shows all")
+    _init(self, *values, **settings)  # type: ignore[arg-type]
+
+
+Experiment.__init__ = _init_known  # type: ignore[method-assign]
 
 
 def read_experiment(text: str) -> Experiment:
     """The settings of a run folder, also of one that an older version wrote."""
-    return Experiment(**parse_toml(text, "experiment.toml"))
+    settings = parse_toml(text, "experiment.toml")
+    for key, value in FORMER_DEFAULTS.items():
+        settings.setdefault(key, value)
+    return Experiment(**settings)
 
 
-def parse_toml(text: str, source: str) -> dict[str, Any]:
+def parse_toml(text: str, source: str) -> SettingValues:
     """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
     return _check_settings(_load_toml(text, source))
 
@@ -177,7 +337,7 @@ def _load_toml(text: str, source: str) -> dict[str, object]:
         raise UserError(f"{source} is not TOML: {why}") from error
 
 
-def _check_settings(table: dict[str, object]) -> dict[str, Any]:
+def _check_settings(table: dict[str, object]) -> SettingValues:
     """The settings of a TOML file in their names of today, each known."""
     settings = upgrade_settings(table)
     for key in settings:
@@ -185,8 +345,8 @@ def _check_settings(table: dict[str, object]) -> dict[str, Any]:
     return settings
 
 
-def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
-    """Settings as version 0.1 named them, in the names of today."""
+def upgrade_settings(table: SettingValues) -> SettingValues:
+    """SettingValues as version 0.1 named them, in the names of today."""
     out = {RENAMED.get(key, key): value for key, value in table.items()}
     for key, value in out.items():
         if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
@@ -194,7 +354,7 @@ def upgrade_settings(table: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def preset(name: str) -> dict[str, Any]:
+def preset(name: str) -> SettingValues:
     """A preset of the package, or a TOML file of the user's."""
     if name.endswith(".toml"):
         return _check_settings(read_toml(name))
@@ -215,7 +375,7 @@ def _read_file(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def reject_custom(settings: dict[str, Any]) -> None:
+def reject_custom(settings: SettingValues) -> None:
     """ValueError where a preset or the command line names an object that only Python can give."""
     for key, value in settings.items():
         if FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith(CUSTOM):
@@ -229,7 +389,7 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def parse_settings(words: list[str]) -> dict[str, Any]:
+def parse_settings(words: list[str]) -> SettingValues:
     """`key=value` words as typed settings."""
     out = {}
     for word in words:
@@ -240,21 +400,22 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     return out
 
 
-def check_setting(key: str) -> str:
+def check_setting(key: str, where: str = "`fedveca list` shows all") -> str:
+    """The key; UserError where no setting has this name, with the nearest one or else where all are shown."""
     if key in FIELDS:
         return key
-    near = [RENAMED[key]] if key in RENAMED else difflib.get_close_matches(key, FIELDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`fedveca list` shows all"
+    near = RENAMED.get(key) or find_near(key, FIELDS)
+    hint = f"did you mean {near}?" if near else where
     raise UserError(f"{quoted(key)} is not a setting; {hint}")
 
 
-def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+def choices(field: SettingField) -> tuple[str, ...]:
     """The names that a setting may have, empty where it is free; asked anew, as methods may have been added."""
     of = field.metadata["of"]
     return tuple(of() if callable(of) else of)
 
 
-def range_of(field: dataclasses.Field[Any]) -> str:
+def range_of(field: SettingField) -> str:
     """The allowed values, in words."""
     if names := choices(field):
         return " | ".join(names)
@@ -272,7 +433,7 @@ def _typed(key: str, value: str) -> Any:
         raise UserError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
 
 
-def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+def _checked(field: SettingField, value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
     if kind is not str:
         return m["range"].check(field.name, value, kind)
@@ -300,3 +461,42 @@ def _toml(value: Any) -> str:
         quoted = (f"\\u{ord(c):04x}" if c in '"\\\x7f' or ord(c) < 32 else c for c in value)
         return f'"{"".join(quoted)}"'
     return repr(value)
+
+
+def find_default(key: str, e: Experiment) -> object:
+    """A setting's default, which may depend on the experiment's data set or model."""
+    default = FIELDS[key].default
+    return default.find(getattr(e, default.by)) if isinstance(default, TaskDefault) else default
+
+
+def name_experiment(e: Experiment, name: str = "digits-case3") -> str:
+    """A name for the run's folder: the preset's, unless data, model or partition differ from it: `cnn-mnist-case3`."""
+    base = Experiment.preset(name)
+    if (e.data, e.model, e.partition) == (base.data, base.model, base.partition):
+        return Path(name).stem
+    return re.sub(r"[^\w.-]+", "-", f"{e.model}-{e.data}-{e.partition}").strip("-.")
+
+
+def describe_task(e: Experiment) -> str:
+    """What runs, in a few words: `FedVeca, mlp on digits, 5 clients, case3`."""
+    known = known_methods().get(e.method)
+    parts = (known["title"] if known else e.method, f"{e.model} on {e.data}", f"{e.clients} clients", e.partition)
+    return ", ".join(part.removeprefix(CUSTOM) for part in parts)
+
+
+def describe_default(key: str) -> str | int | float:
+    """A setting's default: its value, or in words where it depends on the data set or the model."""
+    default = FIELDS[key].default
+    return repr(default) if isinstance(default, TaskDefault) else default  # type: ignore[return-value]
+
+
+def describe_settings() -> str:
+    """Every setting with its text, its default and what is allowed: a docstring's `Attributes`."""
+    lines = ["Attributes:"]
+    for name, field in FIELDS.items():
+        default, allowed = field.default, "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
+        lines.append(f"    {name}: {field.metadata['text']} (default {default!r}{allowed}).")
+    return "\n".join(lines)
+
+
+Experiment.__doc__ = f"{Experiment.__doc__}\n\n{describe_settings()}"

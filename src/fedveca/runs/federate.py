@@ -19,6 +19,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
+RecentNorms = deque[tuple[int, Norms]]  # of the last rounds, each with its number
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
@@ -59,6 +60,7 @@ def federate(
     seed: int = 0,
     rollback: Rollback | None = None,
     statistics: RunningStatistics | None = None,
+    recent: RecentNorms | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -74,6 +76,7 @@ def federate(
         seed: The seed that draws them.
         rollback: Where given, a round that raises the estimated loss is undone.
         statistics: The model's running statistics, where it has any; they change from round to round.
+        recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
 
     Yields:
         The state after each round, and the round's record.
@@ -81,25 +84,25 @@ def federate(
     Raises:
         Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite.
     """
-    recent: deque[tuple[int, Norms]] = deque(maxlen=RECENT)
+    recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
         start = time.perf_counter()
         ids = choose_clients(cohort, k, participation, seed)
-        order = prepare_order(algorithm, state, statistics)
+        order = compose_order(algorithm, state, statistics)
         answered, report = cohort(k, order, ids, state.tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
         seen |= {"faults": list(report.faults)} if report.faults else {}
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": state.tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {_advise(recent)}")
+            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {advise(recent)}")
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             mean, change = split_statistics(report.mean)
             after, recorded = algorithm.update(state, answered, p, report._replace(mean=mean))
             if not bool(torch.isfinite(after.w).all()):
-                raise Diverged(f"round {k + 1}: the averaged model is not finite; {_advise(recent)}")
+                raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
             seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
             if rollback:
@@ -114,7 +117,7 @@ def federate(
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
 
-def prepare_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
+def compose_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
     """What the method sends to its clients, with the running statistics of the model."""
     order = algorithm.order(state)
     return order._replace(aux={**order.aux, STATISTICS: statistics.now}) if statistics else order
@@ -131,7 +134,7 @@ def evaluate_loss(
 ) -> float:
     """F(w_k) = sum p_i F_i(w_k), by a round without steps."""
     ids = choose_clients(cohort, k, participation, seed)
-    answered, report = cohort(k, prepare_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
+    answered, report = cohort(k, compose_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
     return float(_weigh(cohort, answered) @ report.each["loss"]) if len(answered) else math.inf
 
 
@@ -147,7 +150,7 @@ def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
     return size / size.sum()
 
 
-def _advise(recent: Iterable[tuple[int, Norms]]) -> str:
+def advise(recent: Iterable[tuple[int, Norms]]) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
     most, advice = MARGIN, "a smaller lr usually helps"
     for k, (ids, norms) in recent:

@@ -6,19 +6,17 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-from safetensors.torch import save
-from torch import Tensor
-
 from fedveca.errors import UserError, printable
 from fedveca.plugins import load_plugin
-from fedveca.runs.experiment import Experiment, read_experiment
+from fedveca.runs.experiment import Experiment, describe_task, read_experiment
 from fedveca.runs.files import read_directions, read_inside, read_lines, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
@@ -30,19 +28,25 @@ from fedveca.runs.schema import (
     Round,
     Summary,
     find_metric,
+    get_number,
     is_number,
     parse_object,
+    pick_best,
     validate_round,
     validate_summary,
 )
+from fedveca.runs.weights import MODEL_FILE, StoredModel
 from fedveca.safe_files import open_regular
 from fedveca.version import __version__
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
+    from torch import Tensor  # at run time PyTorch is loaded where it is used: opening a folder takes none of it
 
 LAST, FORMER = "checkpoint.safetensors", "checkpoint.former.safetensors"
 MEMORY_FILE = "memory.rows"  # the clients' memory: both checkpoints point into it
+STOP_MARK = "stopped.json"  # there from a clean stop until the run is resumed
 FILES = (
     "experiment.toml",
     "environment.json",
@@ -50,9 +54,10 @@ FILES = (
     "rounds.jsonl",
     LAST,
     FORMER,
-    "model.safetensors",
+    MODEL_FILE,
     "summary.json",
     "trackers.json",
+    STOP_MARK,
 )
 ALLOWED_BEFORE = (".lock", "environment.json", "partition.json", "rounds.jsonl", "deployment")  # in a new run's folder
 FILE_BYTES = 2**24  # the most of a file that does not grow with the run
@@ -73,17 +78,29 @@ class Run:
         experiment: Its settings.
         rounds: One record per round: see `fedveca.runs.schema.Round` and docs/metrics.md.
         summary: The closing summary; empty where the run has not ended.
-        model: The kept model's parameters by name; empty where the run was opened from a folder.
+        model: The kept model's parameters by name, ready for `load_state_dict`; empty where the run has not ended.
+            Of a run that was opened from a folder they are read when they are first used.
         folder: The run folder; None for a run in memory.
         directions: What a custom metric stated about itself: whether higher or lower is better.
+        environment: Versions and machine; empty where the run was opened from a folder, which has them.
     """
 
     experiment: Experiment
     rounds: list[Round]
     summary: Summary
-    model: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    model: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     folder: Path | None = None
     directions: dict[str, Direction] = field(default_factory=dict, repr=False)
+    environment: Environment = field(default_factory=Environment, repr=False)
+
+    def __repr__(self) -> str:
+        """One line: what ran, how far it came, how good the kept model is, and where it is."""
+        e, score = self.experiment, self.score
+        parts = [describe_task(e), f"{len(self.rounds)}/{e.rounds} rounds"]
+        parts += [] if score is None else [f"{self.metric} {score:.4g}"]
+        parts += ["diverged"] if self.diverged else []
+        parts += [printable(str(self.folder), 400)] if self.folder else []
+        return f"Run({', '.join(parts)})"
 
     @staticmethod
     def open(folder: Path | str) -> Run:
@@ -93,7 +110,7 @@ class Run:
             folder: The folder that `run`, `compare` or a deployment wrote; the run may still be under way.
 
         Returns:
-            The run, without the model's parameters.
+            The run.
 
         Raises:
             UserError: Where it is not a run folder, or holds what no run writes.
@@ -110,7 +127,7 @@ class Run:
                 record = parse_object(text, f"line {k + 1} of rounds.jsonl")
                 if validate_round(record, k):  # at once: what is invalid is not read to its end
                     rounds.append(record)
-            return Run(experiment, rounds, cast(Summary, summary), {}, folder, read_directions(folder))
+            return Run(experiment, rounds, cast(Summary, summary), StoredModel(folder), folder, read_directions(folder))
         except (OSError, ValueError, TypeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{printable(str(folder), 400)} is not a run folder: {why}") from error
@@ -126,6 +143,23 @@ class Run:
     def diverged(self) -> bool:
         """Whether the run ended early because no finite model was left."""
         return "stopped" in self.summary
+
+    @property
+    def score(self) -> float | None:
+        """The kept model's value of `metric`; of a run that has not ended, the last value that was recorded."""
+        kept = self.summary.get("kept")
+        lines = (record for record in reversed(self.rounds) if self.metric in record)
+        return get_number(kept or next(lines, {}), self.metric)
+
+    @property
+    def best(self) -> Round | None:
+        """The round after which the test metric was best; None where nothing was tested.
+
+        It is chosen on the test rows, so it flatters. The model that a run returns is the kept one: `summary["kept"]`.
+        """
+        name = self.metric if self.better(self.metric) else "test_loss"
+        best = pick_best((get_number(record, name) for record in self.rounds), self.better(name))
+        return next((record for record in self.rounds if best is not None and get_number(record, name) == best), None)
 
     def better(self, name: str) -> Direction | None:
         """Whether a higher or a lower value of a recorded quantity is better; None where nobody has stated it."""
@@ -154,6 +188,63 @@ class Run:
         if names > COLUMNS_OF_A_FRAME:
             raise UserError(f"rounds.jsonl has {names} names; a frame has at most {COLUMNS_OF_A_FRAME} columns")
         return pandas.DataFrame(self.rounds)
+
+    def plot(self, path: Path | str | None = None) -> Figure:
+        """Draws the test values and the local steps over the rounds.
+
+        Args:
+            path: A file that ends in .svg, .pdf or .png, where the figure is to be written too.
+
+        Returns:
+            A figure of matplotlib; a notebook shows it.
+
+        Raises:
+            UserError: Where there is nothing to draw, or the file cannot be written.
+        """
+        figure: Figure = load_plugin("plot")(self, path)
+        return figure
+
+    def report(self, path: Path | str = "report.html") -> Path:
+        """Writes a report of this run: one HTML file that needs no network.
+
+        Args:
+            path: The file; its folder is made where it is missing.
+
+        Returns:
+            The file.
+
+        Raises:
+            UserError: Where the file cannot be written.
+        """
+        written: Path = load_plugin("report")([self], path)
+        return written
+
+    def save(self, out: Path | str) -> Run:
+        """Writes this run into a new folder: a run in memory as `run` would have, a run with a folder as a copy of it.
+
+        Args:
+            out: The folder, new or empty.
+
+        Returns:
+            The run with its folder. Without checkpoints, which a run in memory has none of, it cannot be resumed.
+
+        Raises:
+            UserError: Where the folder is not empty, or cannot be written.
+        """
+        out = Path(out)
+        require_new(out)
+        try:
+            if self.folder:
+                shutil.copytree(self.folder, out, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+                return replace(self, folder=out)
+        except (OSError, shutil.Error) as error:
+            raise UserError(f"{printable(str(self.folder), 400)} cannot be copied: {error}") from error
+        with RunFolder.make(out, self.experiment, self.environment, None) as folder:
+            for record in self.rounds:
+                folder.write_round(record)
+            if self.summary:
+                folder.write_end(self.summary, self.model)
+        return replace(self, folder=out)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a table and curves."""
@@ -198,7 +289,8 @@ class RunFolder:
             raise UserError(f"{path} cannot be resumed: rounds.jsonl holds what no run writes") from error
         try:
             _remove_drafts(path)
-            (path / "summary.json").unlink(missing_ok=True)
+            for name in ("summary.json", STOP_MARK):
+                (path / name).unlink(missing_ok=True)
             write_atomic(path / "experiment.toml", experiment.toml().encode())
             write_atomic(path / "rounds.jsonl", content)
             return RunFolder(path)
@@ -213,10 +305,17 @@ class RunFolder:
                 left = left[self._rounds.write(left) :]
             os.fsync(self._rounds.fileno())
 
-    def write_end(self, summary: Summary, model: dict[str, Tensor]) -> None:
-        """Writes the kept model and, last, the summary."""
+    def write_stop(self, done: int, rounds: int) -> None:
+        """Marks the run as stopped cleanly after `done` rounds; resuming removes the mark."""
         with guard_writing(self.path):
-            write_atomic(self.path / "model.safetensors", save({name: v.contiguous() for name, v in model.items()}))
+            write_atomic(self.path / STOP_MARK, _encode({"rounds": done, "of": rounds, "time": round(time.time(), 3)}))
+
+    def write_end(self, summary: Summary, model: Mapping[str, Tensor]) -> None:
+        """Writes the kept model and, last, the summary."""
+        from safetensors.torch import save
+
+        with guard_writing(self.path):
+            write_atomic(self.path / MODEL_FILE, save({name: v.contiguous() for name, v in model.items()}))
             write_atomic(self.path / "summary.json", _encode(summary, indent=2))
 
     def __enter__(self) -> RunFolder:
@@ -271,6 +370,8 @@ def require_files(folder: Path) -> None:
 
 def describe_environment(device: str) -> Environment:
     """What a result may depend on besides the experiment."""
+    import torch
+
     return {
         "fedveca": __version__,
         "python": sys.version.split()[0],
@@ -284,8 +385,8 @@ def describe_environment(device: str) -> Environment:
 
 def to_json(value: object) -> Json:
     """Tensors as numbers and lists; what JSON cannot say (NaN, infinity) as null."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
+    if callable(tolist := getattr(value, "tolist", None)):
+        value = tolist()
     if isinstance(value, list):
         return [to_json(v) for v in value]
     if isinstance(value, float) and not is_number(value):
@@ -294,6 +395,8 @@ def to_json(value: object) -> Json:
 
 
 def _describe_partition(counts: Tensor) -> Partition:
+    import torch
+
     pick = torch.linspace(0, len(counts) - 1, min(len(counts), PARTITION_CLIENTS)).round().long()
     return {
         "all": len(counts),

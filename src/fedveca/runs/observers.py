@@ -44,6 +44,22 @@ class Observer:
         """
 
 
+class ComparisonObserver(Observer):
+    """Sees a comparison as a whole too, and the rounds of runs in other processes, of which several go on at a time."""
+
+    def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
+        """Called once, before the first run."""
+
+    def count_done(self, run: Run) -> None:
+        """Called for each run that is there already, finished, and is not repeated."""
+
+    def begin_in_worker(self, experiment: Experiment, folder: Path) -> None:
+        """Called when a run of another process begins; `end` is called when it is over."""
+
+    def see_round_in_worker(self, folder: Path, record: Round) -> None:
+        """Called after the last round that such a run has written."""
+
+
 def check_observers(observers: Iterable[Observer]) -> tuple[Observer, ...]:
     """The observers; UserError where something else was given."""
     several = isinstance(observers, Iterable) and not isinstance(observers, str)

@@ -16,13 +16,14 @@ from fedveca.algorithms.hyper import to_python
 from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import FIELDS, Experiment, range_of
+from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
 from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
-from fedveca.tasks.custom import CUSTOM, check_dataset
+from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, display_name
@@ -67,7 +68,9 @@ def check_experiment(experiment: Any) -> None:
         return
     way = "Experiment(rounds=10) makes one"
     if isinstance(experiment, str):
-        way = "Experiment(**preset(name)) makes one of a preset, with fedveca.runs.experiment.preset"
+        way = "Experiment.preset('digits-case3') makes one of a preset"
+        if experiment in presets():
+            way = f"Experiment.preset({experiment!r}) makes one of this preset"
     elif isinstance(experiment, dict):
         way = "Experiment(**settings) makes one of a dict"
     elif isinstance(experiment, type):

@@ -19,11 +19,12 @@ from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
-from fedveca.runs.build import Built, build
+from fedveca.runs.build import Built, build, describe_rows
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
-from fedveca.runs.evaluate import Evaluator, Keeper
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
+from fedveca.runs.experiment import Experiment, is_path
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
     FORMER,
     LAST,
@@ -39,11 +40,13 @@ from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_start
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
-from fedveca.runs.schema import Round, Summary
-from fedveca.tasks.custom import CUSTOM
+from fedveca.runs.schema import Round, Summary, get_number
+from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import label_counts
 
 _log = logging.getLogger(__name__)
+log_of_results = logging.getLogger(f"{__name__}.results")  # what the summary says too
+NOTHING_LEARNED = "no round was better than the start, so the kept model is untrained; try a smaller lr"
 
 
 def run(
@@ -52,6 +55,7 @@ def run(
     *,
     device: str = "auto",
     observers: Iterable[Observer] = (),
+    progress: bool = False,
     stop: StopRequest | None = None,
     cohort: Cohort | None = None,
     started_by: str = "",
@@ -64,6 +68,7 @@ def run(
         out: The run folder to write; None keeps the run in memory.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         observers: Objects that see each round as it ends.
+        progress: Whether a line with the round, its values and the time left is shown, also in a notebook.
         stop: Asked after each round; where it returns True the run is saved and `Stopped` is raised. Without it,
             Ctrl-C and SIGTERM do the same. Only with a folder.
         cohort: The clients, where they are not in this process; a deployment gives them.
@@ -87,11 +92,10 @@ def run(
     if out is not None:
         check_folder(out)
         require_new(out)
+    if progress:
+        observers = (*observers, load_plugin("progress")(device))
     built = build(experiment, device, cohort=cohort, **custom)
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics)
-    if out is None:
-        return _run_rounds(built, device, keeper, [], None, observers)
-    out = Path(out)
     environment = describe_environment(device)
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
@@ -99,9 +103,18 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if built.init_sha256:
+        environment["init_sha256"] = built.init_sha256
+    if not built.data.inputs:
+        environment["rows"] = describe_rows(built.data)
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
-    counts = count_labels(built) if len(built.shares.rows) else None  # rows that only the clients have are not known
+    if out is None:
+        return replace(_run_rounds(built, device, keeper, [], None, observers), environment=environment)
+    out = Path(out)
+    counts = None  # of rows that only the clients have
+    if len(built.shares.rows):
+        counts = label_counts(built.shares, built.data.y, built.data.classes)
     with (
         lock_folder(out, make=True),
         RunFolder.make(out, built.experiment, environment, counts) as folder,
@@ -117,6 +130,7 @@ def resume(
     rounds: int = 0,
     device: str = "auto",
     observers: Iterable[Observer] = (),
+    progress: bool = False,
     data_dir: str | None = None,
     stop: StopRequest | None = None,
     cohort: Cohort | None = None,
@@ -129,6 +143,7 @@ def resume(
         rounds: Rounds in all, where more are wanted than before; 0 leaves them as they are.
         device: As for `run`.
         observers: As for `run`.
+        progress: As for `run`.
         data_dir: The folder of the data set, where it has moved.
         stop: As for `run`.
         cohort: As for `run`.
@@ -144,6 +159,8 @@ def resume(
     check_folder(out)
     check_functions(stop=stop)
     out, observers, device = Path(out), check_observers(observers), resolve_device(device)
+    if progress:
+        observers = (*observers, load_plugin("progress")(device))
     Run.open(out)
     with lock_folder(out):
         former = Run.open(out)
@@ -156,7 +173,12 @@ def resume(
             raise UserError(f"{out} was made with custom objects ({objects}); resume it with: {how_to_resume(out)}")
         e = replace(former.experiment, rounds=rounds or former.experiment.rounds)
         e = e if data_dir is None else replace(e, data_dir=data_dir)
-        built = build(e, device, cohort=cohort, **custom)
+        if is_path(e.init) and any((out / name).exists() for name in (LAST, FORMER)):
+            built = build(replace(e, init="paper"), device, cohort=cohort, **custom)  # its file is not needed any more
+            built = built._replace(experiment=replace(built.experiment, init=e.init))
+        else:
+            built = build(e, device, cohort=cohort, **custom)
+            _check_init(out, built)
         keeper, note = _find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
@@ -165,7 +187,8 @@ def resume(
             if note.endswith(FORMER):
                 with guard_writing(out):
                     os.replace(out / FORMER, out / LAST)  # the next checkpoint would put the damaged one in its place
-            return _run_rounds(built, device, keeper, records, folder, observers, stopping)
+            spent = _add_seconds(former, records)
+            return _run_rounds(built, device, keeper, records, folder, observers, stopping, spent)
 
 
 def _run_rounds(
@@ -176,12 +199,13 @@ def _run_rounds(
     folder: RunFolder | None,
     observers: tuple[Observer, ...],
     stopping: StopRequest = lambda: False,
+    spent: float = 0.0,
 ) -> Run:
-    """The rounds that are left, then the closing summary."""
+    """The rounds that are left, then the closing summary; `spent` are the seconds of the run's former parts."""
     e, start, diverged = built.experiment, time.perf_counter(), ""
     path = folder.path if folder else None
     evaluator = Evaluator(built.problem, built.data, device)
-    checkpointer = Checkpointer(path, built)
+    checkpointer, growth = Checkpointer(path, built), GrowthCheck(records)
     rounds = federate(
         built.algorithm,
         built.cohort,
@@ -192,6 +216,7 @@ def _run_rounds(
         participation=e.participation,
         seed=e.seed,
         statistics=keeper.statistics,
+        recent=growth.recent,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
@@ -203,6 +228,9 @@ def _run_rounds(
                     record = {**record, **evaluator(keeper.model)}
                 if built.account:
                     record["epsilon"] = built.account.spent(keeper.round)
+                growth.judge(record)
+                if "warning" in record:
+                    log_of_results.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
                 records.append(record)
                 last = stopping() or keeper.round == e.rounds
                 if folder:
@@ -212,6 +240,7 @@ def _run_rounds(
                 for observer in observers:
                     observer.round(copy_record(record))
                 if last and folder and keeper.round < e.rounds:
+                    folder.write_stop(keeper.round, e.rounds)
                     raise Stopped(_describe_stop(keeper.round, e.rounds, folder.path))
         except Diverged as error:
             diverged = str(error)
@@ -230,13 +259,19 @@ def _run_rounds(
         summary: Summary = {
             "experiment": asdict(e),
             "tau_all": sum(sum(record["tau"]) for record in records),
-            "seconds": round(time.perf_counter() - start, 3),
+            "seconds": round(spent + time.perf_counter() - start, 3),
             "rounds": len(records),
             "last": evaluator.describe(keeper.round, keeper.model),
             "kept": evaluator.describe(keeper.kept_round, keeper.kept),
         }
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
+        warned = [record["warning"] for record in records if "warning" in record]
+        if not diverged and _learned_nothing(keeper, records):
+            warned.append(NOTHING_LEARNED)
+            log_of_results.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
+        if warned:
+            summary["warnings"] = warned
         if diverged:
             summary["stopped"] = diverged
         model = {name: v.detach().cpu() for name, v in built.problem.state(keeper.kept).items()}
@@ -267,6 +302,15 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
     return keeper, note
 
 
+def _check_init(out: Path, built: Built) -> None:
+    """UserError where the file that `init` names is not the one that the run was started with."""
+    with contextlib.suppress(OSError, ValueError):
+        if read_object(out, "environment.json").get("init_sha256", "") == built.init_sha256:
+            return
+    if built.init_sha256:
+        raise UserError(f"{out} cannot be resumed: init={built.experiment.init} is not the file that it started from")
+
+
 def _drop_test_values(record: Round, e: Experiment) -> Round:
     """A line as a run of e.rounds writes it: what was its last round need not be any more."""
     k = record["round"] + 1
@@ -276,6 +320,18 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
     return kept
 
 
+def _learned_nothing(keeper: Keeper, records: list[Round]) -> bool:
+    """Whether the untrained model is what is handed out, because no round improved it."""
+    untrained = keeper.keep == "best" and keeper.kept_round == 0
+    return bool(records) and (untrained or not any(record.get("accepted", True) for record in records))
+
+
+def _add_seconds(former: Run, records: list[Round]) -> float:
+    """How long a run took up to here: what its summary says, or the sum of its rounds where it was interrupted."""
+    rounds = sum(get_number(record, "seconds") or 0.0 for record in records)
+    return max(rounds, get_number(former.summary, "seconds") or 0.0)
+
+
 def _describe_stop(done: int, rounds: int, folder: Path) -> str:
     return f"stopped after round {done} of {rounds}, all saved; resume it with: {how_to_resume(folder)}"
 
@@ -283,13 +339,6 @@ def _describe_stop(done: int, rounds: int, folder: Path) -> str:
 def is_custom(value: object) -> bool:
     """Whether a setting names an object that was given from Python."""
     return isinstance(value, str) and value.startswith(CUSTOM)
-
-
-def count_labels(built: Built) -> torch.Tensor:
-    """[N, C] rows of each label by client; [N, 1] rows where there are no labels."""
-    y = built.data.y
-    labelled = y.dim() == 1 and not y.is_floating_point()
-    return label_counts(built.shares, y, built.data.classes) if labelled else built.shares.sizes[:, None]
 
 
 def resolve_device(device: object) -> str:

@@ -46,6 +46,7 @@ class Round(Evaluation, total=False):
     premise: float | None
     epsilon: float | None
     faults: list[Fault]
+    warning: str
     bytes_down: int
     bytes_up: int
     seconds: float
@@ -67,6 +68,7 @@ class Summary(TypedDict, total=False):
     last: ModelResult
     kept: ModelResult
     epsilon: float
+    warnings: list[str]
     stopped: str
 
 
@@ -77,6 +79,16 @@ class Partition(TypedDict):
     clients: list[int]
     sizes: list[int]
     labels: list[list[int]]
+
+
+class RowForm(TypedDict):
+    """What rows and targets look like, so that a model can be built again without its data."""
+
+    shape: list[int]  # of a row
+    tokens: bool  # whether rows are whole numbers for an Embedding
+    targets: list[int]  # shape of the targets of a row; empty for one
+    classes: int  # 0 where the targets are numbers
+    pixels: str  # how a row becomes an input
 
 
 class Environment(TypedDict, total=False):
@@ -91,6 +103,8 @@ class Environment(TypedDict, total=False):
     device: str
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
+    rows: RowForm  # what a model of the run takes
+    init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
 
@@ -99,7 +113,7 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "flag", "clients", "faults"] = "number"
+    kind: Literal["number", "per client", "flag", "clients", "faults", "text"] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -115,6 +129,7 @@ SCHEMA = {
         Quantity("ids", "Clients that answered", "clients", whole=True),
         Quantity("left_out", "Clients left out", "clients", formula="asked, but no finite answer", whole=True),
         Quantity("faults", "Faults", "faults"),
+        Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
         Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
         Quantity("beta", "Smoothness β", "per client", symbol="β", formula="max ‖∇F_i(w_k) − g_λ‖ / ‖w_k − w_λ‖"),
@@ -247,6 +262,8 @@ def validate_summary(summary: Mapping[str, object]) -> TypeGuard[Summary]:
 def _is_valid(quantity: Quantity, value: object) -> bool:
     if quantity.kind == "flag":
         return isinstance(value, bool)
+    if quantity.kind == "text":
+        return isinstance(value, str)
     if quantity.kind == "faults":
         return isinstance(value, list)
     good = is_count if quantity.whole else _is_number_or_null

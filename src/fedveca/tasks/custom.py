@@ -15,10 +15,10 @@ from fedveca.imports import import_module
 from fedveca.tasks.datasets.archives import quote_error
 from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, prepare
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.names import CUSTOM
 
 LONGEST = 100  # characters of a name
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
-CUSTOM = "custom:"  # what the settings of a run call an object that was given from Python
 ArrayLike = NDArray[Any]
 
 

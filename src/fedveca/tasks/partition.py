@@ -145,7 +145,9 @@ def from_lists(lists: Any, rows: int) -> Shares:
 
 
 def label_counts(shares: Shares, y: Tensor, classes: int) -> Tensor:
-    """[N, C]: how many rows of each label a client owns."""
+    """[N, C]: how many rows of each label a client owns; [N, 1] rows where a row does not have one label."""
+    if y.dim() > 1 or y.is_floating_point():
+        return shares.sizes[:, None]
     clients = len(shares.start) - 1
     owner = torch.repeat_interleave(torch.arange(clients), shares.sizes)
     return torch.bincount(owner * classes + y[shares.rows], minlength=clients * classes).view(clients, classes)
@@ -235,8 +237,8 @@ def writer(d: Deal) -> Tensor:
     """Each row to who wrote it; with fewer clients than writers, writers in turn."""
     if d.writer is None:
         raise UserError(
-            "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...) and synthetic do, "
-            "mnist does once `fedveca data get qmnist` has found QMNIST's labels"
+            "partition=writer needs data that know who wrote each row: from_arrays(..., writer=...), heart, "
+            "shakespeare and synthetic do, mnist does once `fedveca data get qmnist` has found QMNIST's labels"
         )
     writers = int(d.writer.max()) + 1
     if d.clients > writers:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
@@ -20,6 +20,7 @@ from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import Better, Rows, accuracy, cross_entropy, per_row, read_direction
 from fedveca.tasks.randomness import draw_from
 
+Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
 FEW = 6  # clients that are quicker one by one than mapped
 
 
@@ -188,6 +189,7 @@ class ModuleProblem:
         fixed: Sequence[str] = (),
         random: bool = False,
         inputs: Inputs = (),
+        compiled: bool = False,
     ) -> None:
         """Takes the module as it is; `validate_model` finds `running` and `random` out by trying it.
 
@@ -202,6 +204,8 @@ class ModuleProblem:
             fixed: Buffers that training would change, but may not: their layers stay in evaluation mode.
             random: Whether training draws random numbers inside the module.
             inputs: How a row is split into several inputs; empty where it is one.
+            compiled: Whether the model's operations are fused on a CUDA device, where it neither draws nor has
+                running statistics.
         """
         check_module(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
@@ -217,8 +221,11 @@ class ModuleProblem:
         self.statistics = sum(math.prod(shape) for shape in self.running.values())
         self.random, self.row_bytes = random, 0
         self._hash: str | None = None
-        convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
-        self.mapped = not (convolves or running or random)
+        single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
+        slower = any(isinstance(m, single) for m in module.modules())
+        self.mapped = not (slower or running or random)
+        self.compiled = compiled and not (running or fixed or random)
+        self._programs: dict[bool, Program] = {}  # by whether it is for training
         self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
         self._lock = threading.Lock()
         self._local = threading.local()  # replicas: dict[torch.device, Replica]
@@ -318,6 +325,10 @@ class ModuleProblem:
         generators: Sequence[torch.Generator] | None,
         training: bool,
     ) -> tuple[Tensor, Tensor]:
+        if self.compiled and w.is_cuda:
+            program = self._compile(training, w.device)
+            found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
+            return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
         replica = self._replica(w.device)
         if len(w) > FEW and self.mapped:
             replica.set_mode(training)
@@ -345,18 +356,35 @@ class ModuleProblem:
         out = functional_call(module, self.named(w), args, named)
         return _mean(per_row(self.loss(to_scores(out), y)), weight)
 
+    def _compile(self, training: bool, device: torch.device) -> Program:
+        """grad F and F of one client as fused kernels, made on the first call for rows of a shape."""
+        if training not in self._programs:
+            self._replica(device)
+            module = copy.deepcopy(self._placed[device]).train(training)
+
+            def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+                x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+                with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bfloat16"):
+                    args, named = unpack_inputs(x, self.inputs)
+                    out = functional_call(module, self.named(w), args, named)
+                return _mean(per_row(self.loss(to_scores(out).float(), y)), weight)
+
+            self._programs[training] = torch.compile(grad_and_value(loss), dynamic=False)
+        return self._programs[training]
+
     def fork(self) -> ModuleProblem:
-        other = copy.copy(self)
-        other._placed, other._lock = self._placed, self._lock  # one frozen part for all forks
+        other = ModuleProblem.__new__(ModuleProblem)
+        other.__dict__.update(self.__dict__, _local=threading.local())  # the frozen part and programs are shared
         return other
 
     def __getstate__(self) -> dict[str, object]:
         """What a copy or another process needs: neither threads' replicas nor locks."""
-        return {name: v for name, v in self.__dict__.items() if name not in ("_local", "_lock", "_placed")}
+        left = ("_local", "_lock", "_placed", "_programs")
+        return {name: v for name, v in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._placed, self._lock, self._local = {}, threading.Lock(), threading.local()
+        self._placed, self._programs, self._lock, self._local = {}, {}, threading.Lock(), threading.local()
 
     def _replica(self, device: torch.device) -> Replica:
         """A module changes while it is called, so each thread has its own on each device."""

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedveca.errors import UserError
 
 aten = torch.ops.aten
-Overload: TypeAlias = "OpOverload[Any, Any]"
+Argument: TypeAlias = Any  # of an operation, or its result: a tensor, a number, a list of either
+Operation: TypeAlias = "OpOverload[Argument, Argument]"
 
 
 @contextmanager
@@ -43,11 +44,11 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Overload,
+        func: Operation,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[Argument, ...] = (),
+        kwargs: Mapping[str, Argument] | None = None,
+    ) -> Argument:
         given = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, given):
             return func(*args, **given)
@@ -66,7 +67,7 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _draws(func: Overload, args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+def _draws(func: Operation, args: tuple[Argument, ...], given: Mapping[str, Argument]) -> bool:
     """Whether this call draws: attention does so only with dropout."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
@@ -86,7 +87,7 @@ def _drop(generator: torch.Generator, x: Tensor, p: float, train: bool | None = 
 def _fill_like(name: str) -> Callable[..., Tensor]:
     """rand_like and randn_like, which take no generator."""
 
-    def fill(generator: torch.Generator, x: Tensor, **options: Any) -> Tensor:
+    def fill(generator: torch.Generator, x: Tensor, **options: Argument) -> Tensor:
         empty: Tensor = torch.empty_like(x, **options)
         filled: Tensor = getattr(empty, name)(generator=generator)
         return filled
@@ -98,7 +99,7 @@ def _bernoulli(generator: torch.Generator, x: Tensor, p: float) -> Tensor:
     return torch.empty_like(x).bernoulli_(p, generator=generator)
 
 
-_REPLACED: dict[Overload, Callable[..., Any]] = {
+_REPLACED: dict[Operation, Callable[..., Argument]] = {
     aten.native_dropout.default: _drop,
     aten.rand_like.default: _fill_like("uniform_"),
     aten.randn_like.default: _fill_like("normal_"),

@@ -61,6 +61,7 @@ def validate_model(
     *,
     norm_stats: str = "average",
     inputs: Inputs = (),
+    compiled: bool = False,
 ) -> ModuleProblem:
     """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
     make = partial(ModuleProblem, module, said, goal.loss, goal.metric, precision, goal.measure, inputs=inputs)
@@ -107,11 +108,11 @@ def validate_model(
     trial = _try_training(network, said, two)
     fixed = norm_stats == "fixed"
     if fixed and trial.running:
-        network = make(fixed=trial.running, random=trial.random)
+        network = make(fixed=trial.running, random=trial.random, compiled=compiled)
         _check_fixed(_try_training(network, said, two), said)
     else:
         _check_running(module, said, trial.running)
-        network = make(running=trial.running, random=trial.random)
+        network = make(running=trial.running, random=trial.random, compiled=compiled)
     network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)

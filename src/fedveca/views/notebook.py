@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment
 
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import describe_quantity, format_value
-from fedveca.views.report.text import name_quantity
+from fedveca.runs.observers import Observer
+from fedveca.runs.schema import Round, describe_quantity, format_value
+from fedveca.views.comparison import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
+from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 150, 46, 8, 10, 24
 TEMPLATE = """
@@ -28,9 +33,35 @@ TEMPLATE = """
 {%- endfor %}
 </svg>
 {% endfor %}
-{% if folder %}<div style="opacity:.7">{{ folder }}</div>{% endif %}
+{% if folder %}<div style="opacity:.7"><a href="{{ link }}">{{ folder }}</a></div>{% endif %}
 </div>
 """
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell" or "google.colab" in type(shell).__module__
+
+
+class NotebookProgress(Observer):
+    """One line below the cell, replaced after each round; it needs no widgets."""
+
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        from IPython.display import display
+
+        self._experiment, self._pace = experiment, Pace()
+        text = ", ".join(describe_start(experiment, find_device(folder)))
+        self._handle = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def round(self, record: Round) -> None:
+        self._pace.add()
+        left = self._pace.left(self._experiment.rounds - record["round"] - 1)
+        self._handle.update({"text/plain": describe_round(self._experiment, record, left)}, raw=True)
+
+    def end(self, run: Run) -> None:
+        if run.summary:
+            self._handle.update({"text/plain": describe_end(run)}, raw=True)
 
 
 class SmallCurve(NamedTuple):
@@ -47,26 +78,38 @@ def render_run(run: Run) -> str:
     except ValueError as error:
         why = f"; {error}"
     stopped = f", stopped: {run.summary['stopped']}" if run.diverged else ""
+    closing = [(str(which), values) for which, values in get_closing_values(run).items()]
+    if closing[0][1] == closing[-1][1]:
+        closing = [("kept = last", closing[0][1])]
     rows = [
         (which, str(values.get("round", "-")), *(format_value(name, values.get(name)) for name in names))
-        for which, values in get_closing_values(run).items()
+        for which, values in closing
     ]
     html = (
         Environment(autoescape=True)
         .from_string(TEMPLATE)
         .render(
             title=f"{find_look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients",
-            state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{why}",
+            state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{_describe_steps(run)}{why}",
             heads=["model", "of round", *map(name_quantity, names)],
             rows=rows,
-            curves=list(filter(None, (_make_curve(run, name) for name in names[:3]))),
+            curves=list(filter(None, (_make_curve(run, name) for name in (*names[:3], "tau_k")))),
             width=WIDTH,
             height=HEIGHT,
             frame=f"M{LEFT},{TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}",
             folder=run.folder and str(run.folder),
+            link=run.folder and run.folder.absolute().as_uri(),
         )
     )
     return html.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
+
+
+def _describe_steps(run: Run) -> str:
+    """How many local steps the clients took per round, from the fewest to the most."""
+    tau = [steps for record in run.rounds for steps in record["tau"]]
+    if not tau:
+        return ""
+    return f", τ = {tau[0]}" if min(tau) == max(tau) else f", τ from {min(tau)} to {max(tau)}"
 
 
 def _make_curve(run: Run, name: str) -> SmallCurve | None:

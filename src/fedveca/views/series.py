@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict, cast, get_args
 
-from fedveca.algorithms.registry import DASHES, concerns, is_pooled, methods
+from fedveca.algorithms.registry import DASHES, concerns, methods
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
@@ -21,16 +22,16 @@ from fedveca.runs.schema import (
     get_number,
     is_count,
     is_number,
-    pick_best,
 )
 from fedveca.runs.statistics import Spread, mean_and_spread
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
 
 Which = Literal["kept", "last"]
 WHICH: tuple[Which, ...] = get_args(Which)
 OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that state none
-# Okabe and Ito's colours, which colour-blind readers can tell apart too.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
+# Okabe and Ito's colours, which colour-blind readers can tell apart too; pink, sky and amber darker, so that a line of
+# any of them has a contrast of at least 3:1 with white.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#BC5E94", "#2B93D1", "#B77900", "#444444")
 AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
 MAY_DIFFER = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three
@@ -42,8 +43,10 @@ class Curve(NamedTuple):
 
     label: str
     colour: str
-    dash: str  # as matplotlib writes it
-    runs: tuple[Run, ...]
+    dash: str  # a name of DASHES
+    runs: tuple[Run, ...]  # one per seed
+    identical: int = 0  # repeats of a seed with the same results, which are not shown again
+    conflicting: int = 0  # repeats of a seed with other results, which are not shown
 
     @property
     def method(self) -> str:
@@ -73,11 +76,14 @@ class Row(NamedTuple):
 
     label: str
     method: str
-    seeds: int
+    seeds: int  # distinct ones
     steps: Spread
+    seconds: Spread  # of the rounds, without testing
+    traffic: Spread  # bytes up and down
     diverged: int
     unfinished: int
     models: dict[Which, dict[str, Spread]]
+    by_seed: dict[Which, dict[str, dict[int, float | None]]]
 
 
 def find_look(method: str) -> tuple[str, str, str]:
@@ -88,33 +94,85 @@ def find_look(method: str) -> tuple[str, str, str]:
 
 
 def group_curves(runs: Iterable[Run]) -> list[Curve]:
-    """One curve for all runs with the same settings, named by what tells it from the others."""
+    """One curve for all runs with the same settings, one run per seed, named by what is unusual about it."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(v for k, v in asdict(run.experiment).items() if k not in MAY_DIFFER), []).append(run)
-    each = [sorted(mine, key=lambda r: r.experiment.seed) for mine in groups.values()]
+    each = [part for mine in groups.values() for part in _split_budgets(mine)]
     order = list(dict.fromkeys((*methods(), *(mine[0].experiment.method for mine in each))))
     each.sort(key=lambda mine: order.index(mine[0].experiment.method))
     names = [mine[0].experiment.method for mine in each]
-    differing = _find_differing([mine[0] for mine in each])
     curves = []
-    for i, (method, mine) in enumerate(zip(names, each, strict=True)):
-        title, colour, dash = find_look(method)
-        if len(set(names)) < len(names):
-            colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        settings = asdict(mine[0].experiment)
-        label = " ".join([title, *(f"{k}={settings[k]}" for k in differing if concerns(k, method))])
-        curves.append(Curve(label, colour, dash, tuple(mine)))
+    for label, (colour, dash), mine in zip(_name_groups(each), _choose_looks(names), each, strict=True):
+        shown, identical = _pick_one_per_seed(mine)
+        curves.append(Curve(label, colour, dash, shown, identical, len(mine) - len(shown) - identical))
     return curves
 
 
-def _find_differing(runs: Sequence[Run]) -> list[str]:
-    """The settings that differ between runs of one method."""
-    found: set[str] = set()
-    for method in {r.experiment.method for r in runs}:
-        mine = [asdict(r.experiment) for r in runs if r.experiment.method == method]
-        found |= {k for k in FIELDS if k not in MAY_DIFFER and len({settings[k] for settings in mine}) > 1}
-    return [key for key in FIELDS if key in found]
+def _choose_looks(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Colour and dash of curves with these methods: a method keeps its colour, and its settings differ by the dash.
+
+    Settings of one method alone, or more of them than there are dashes, have colours of their own.
+    """
+    dashes, looks, seen = list(DASHES), [], Counter[str]()
+    if len(names) > 1 and (len(set(names)) == 1 or max(Counter(names).values()) > len(dashes)):
+        return [(COLOURS[i % len(COLOURS)], dashes[(i + i // len(COLOURS)) % len(dashes)]) for i in range(len(names))]
+    for name in names:
+        _, colour, dash = find_look(name)
+        looks.append((colour, dashes[(dashes.index(dash) + seen[name]) % len(dashes)]))
+        seen[name] += 1
+    return looks
+
+
+def _split_budgets(runs: list[Run]) -> list[list[Run]]:
+    """Runs of one seed with different totals of local steps belong to different comparisons: one per folder above."""
+    if len({r.experiment.seed for r in runs}) == len({(r.experiment.seed, r.experiment.tau_all) for r in runs}):
+        return [runs]
+    parts: dict[object, list[Run]] = {}
+    for run in runs:
+        parts.setdefault(run.folder.parent if run.folder else None, []).append(run)
+    if len(parts) == 1:
+        parts = {}
+        for run in runs:
+            parts.setdefault(run.experiment.tau_all, []).append(run)
+    return list(parts.values())
+
+
+def _pick_one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], int]:
+    """Of every seed the run that went furthest, the first one of equals; how many repeats have the same results."""
+    seeds: dict[int, list[Run]] = {}
+    for run in runs:
+        seeds.setdefault(run.experiment.seed, []).append(run)
+    shown = {seed: max(mine, key=lambda run: (bool(run.summary), len(run.rounds))) for seed, mine in seeds.items()}
+    alike = (_list_results(run) == _list_results(shown[run.experiment.seed]) for run in runs)
+    return tuple(shown[seed] for seed in sorted(shown)), sum(alike) - len(shown)
+
+
+def _list_results(run: Run) -> list[dict[str, object]]:
+    """What a run computed: everything of its rounds but how long they took."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in run.rounds]
+
+
+def _name_groups(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The method's title and the settings that are not the most common ones; all of a setting where none is.
+
+    Groups that only their totals of local steps tell apart show those, or the folders above their runs.
+    """
+    settings = [asdict(mine[0].experiment) for mine in groups]
+    labels = [find_look(mine["method"])[0] for mine in settings]
+    for key in FIELDS:
+        if key == "method" or key in MAY_DIFFER:
+            continue
+        values = {i: mine[key] for i, mine in enumerate(settings) if concerns(key, mine["method"])}
+        common = Counter(values.values()).most_common(2)
+        usual = {common[0][0]} if len(common) == 1 or (common and common[0][1] > common[1][1]) else set()
+        for i, value in values.items():
+            labels[i] += "" if value in usual else f" {key}={value}"
+    for i in [i for i, label in enumerate(labels) if labels.count(label) > 1]:
+        above = groups[i][0].folder
+        alone = len(groups[i]) == 1 or above is None
+        labels[i] += f" tau_all={settings[i]['tau_all']}" if alone or above is None else f" in {above.parent.name}"
+    return [label if labels.count(label) == 1 else f"{label} ({i + 1})" for i, label in enumerate(labels)]
 
 
 def group_sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
@@ -187,6 +245,14 @@ def compute_band(runs: Sequence[Run], name: str, most: int = 1000) -> Band:
     }
 
 
+def list_seed_values(runs: Sequence[Run], name: str, most: int = 1000) -> list[list[float | None]]:
+    """Every run's values at the rounds of `compute_band`: None where it has none."""
+    each = [[get_number(record, name) for record in run.rounds] for run in runs]
+    known = [k for k in range(max(map(len, each), default=0)) if any(k < len(y) and y[k] is not None for y in each)]
+    places = [known[i] for i in pick_evenly(len(known), most)]
+    return [[y[k] if k < len(y) else None for k in places] for y in each]
+
+
 def make_heat_map(run: Run, name: str, clients: int = 100, rounds: int = 500) -> HeatMap:
     """A quantity per client over the rounds; of more clients or rounds than asked for, so many evenly spaced ones."""
     records = [(k + 1, record) for k, record in enumerate(run.rounds) if isinstance(record.get(name), list)]
@@ -224,23 +290,34 @@ def get_closing_values(run: Run) -> dict[Which, Mapping[str, object]]:
 
 
 def tabulate(curves: Sequence[Curve]) -> list[Row]:
-    """One row per curve: local steps, and every test value of the kept and the last model over seeds."""
+    """One row per curve: its costs, and every test value of the kept and the last model over seeds."""
     names = [n for n in list_metrics(r for c in curves for r in c.runs) if n.startswith("test_")]
     rows = []
     for curve in curves:
         runs = [run for run in curve.runs if not run.diverged]
-        ends = [get_closing_values(run) for run in runs]
-        steps = mean_and_spread(run.summary.get("tau_all", (sum_costs(run)["steps"] or [0])[-1]) for run in runs)
-        models = {which: {n: mean_and_spread(end[which].get(n) for end in ends) for n in names} for which in WHICH}
-        diverged, unfinished = len(curve.runs) - len(runs), sum(not run.summary for run in runs)
-        rows.append(Row(curve.label, curve.method, len(curve.runs), steps, diverged, unfinished, models))
+        costs = [{axis: values[-1] if values else 0 for axis, values in sum_costs(run).items()} for run in runs]
+        steps = (run.summary.get("tau_all", cost["steps"]) for run, cost in zip(runs, costs, strict=True))
+        ends = {run.experiment.seed: get_closing_values(run) for run in runs}
+        by_seed: dict[Which, dict[str, dict[int, float | None]]] = {
+            which: {n: {seed: get_number(end[which], n) for seed, end in ends.items()} for n in names}
+            for which in WHICH
+        }
+        models = {w: {n: mean_and_spread(values.values()) for n, values in by_seed[w].items()} for w in WHICH}
+        rows.append(
+            Row(
+                label=curve.label,
+                method=curve.method,
+                seeds=len(curve.runs),
+                steps=mean_and_spread(steps),
+                seconds=mean_and_spread(cost["seconds"] for cost in costs),
+                traffic=mean_and_spread(cost["bytes"] for cost in costs),
+                diverged=len(curve.runs) - len(runs),
+                unfinished=sum(not run.summary for run in runs),
+                models=models,
+                by_seed=by_seed,
+            )
+        )
     return rows
-
-
-def find_best(rows: Sequence[Row], which: Which, name: str, better: Direction | None) -> float | None:
-    """The best mean of a column of several; None where no direction is known. A pooled method is not a rival."""
-    rivals = (row.models[which][name].mean for row in rows if not is_pooled(row.method))
-    return pick_best(rivals, better) if len(rows) > 1 else None
 
 
 def pick_evenly(length: int, most: int) -> list[int]:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold, control
+from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold
+from fedveca.algorithms.control import control
 
 ETA = 0.1
 # Two clients of a three-weight model: F_i = |w - centre_i|^2 / 2, so a gradient is w - centre_i.

@@ -24,7 +24,7 @@ from fedveca.runs.build import initial_steps, make_method
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.views.report.commands import make_commands
-from fedveca.views.series import find_look, group_curves
+from fedveca.views.series import COLOURS, OTHER_COLOURS, find_look, group_curves
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -96,13 +96,23 @@ def test_methods_stand_in_the_papers_order() -> None:
 def test_looks_are_those_of_the_figures() -> None:
     assert {name: find_look(name) for name in methods()} == {
         "fedveca": ("FedVeca", "#D55E00", "-"),
-        "scaffold": ("SCAFFOLD", "#0072B2", "-"),
-        "fedavg": ("FedAvg", "#009E73", "-"),
-        "fedprox": ("FedProx", "#CC79A7", "--"),
-        "fednova": ("FedNova", "#56B4E9", "-."),
-        "centralised": ("centralised", "#444444", ":"),
-        "corrected": ("FedVeca corrected", "#E69F00", "-"),
+        "scaffold": ("SCAFFOLD", "#0072B2", "__"),
+        "fedavg": ("FedAvg", "#009E73", "--"),
+        "fedprox": ("FedProx", "#BC5E94", ":"),
+        "fednova": ("FedNova", "#2B93D1", "-."),
+        "centralised": ("centralised", "#444444", "."),
+        "corrected": ("FedVeca corrected", "#B77900", "-.."),
     }
+
+
+def test_every_look_is_unique_and_readable_on_white() -> None:
+    looks = [find_look(name) for name in methods()]
+    assert len({colour for _, colour, _ in looks}) == len({dash for _, _, dash in looks}) == len(looks)
+    for colour in (*(look[1] for look in looks), *COLOURS, *OTHER_COLOURS):
+        red, green, blue = ((int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (red, green, blue)]
+        bright = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        assert 1.05 / (bright + 0.05) >= 3, colour  # the contrast that WCAG asks of graphical objects
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,7 @@ def test_a_decorated_class_stays_itself_and_can_be_defined_again(clean: None) ->
     title, colour, dash = find_look("plain")
     assert (title, dash) == ("again", "-")
     assert re.fullmatch("#[0-9A-F]{6}", colour)
-    assert make_method(Experiment(method="plain")) == Plain(0.01, 0.5)
+    assert make_method(Experiment(method="plain", lr=0.01)) == Plain(0.01, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +274,12 @@ def test_a_decorated_class_stays_itself_and_can_be_defined_again(clean: None) ->
         (3, {}, Plain, "method: 3 is not a name"),
         ("x", {"colour": "red"}, Plain, "method x: colour='red' is not allowed; allowed: '#RRGGBB'"),
         ("x", {"title": "a\nb"}, Plain, "method x: title='a\\nb' is not allowed; allowed: printable text"),
-        ("x", {"dash": "dotted"}, Plain, "method x: dash='dotted' is not known; allowed: - | -- | -. | :"),
+        (
+            "x",
+            {"dash": "dotted"},
+            Plain,
+            "method x: dash='dotted' is not known; allowed: - | -- | -. | : | __ | -.. | .",
+        ),
         ("x", {}, dict, "method x is <class 'dict'>, which is not a subclass of fedveca.algorithms.Algorithm"),
         ("x", {}, Plain(0.1), "method x is Plain(lr=0.1, part=0.5), which is not a subclass of"),
         (

@@ -16,13 +16,14 @@ import pytest
 import torch
 from recorded import require_number
 
-from fedveca.algorithms.registry import methods, paper_methods
+from fedveca.algorithms.registry import paper_methods
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, Experiment, presets
+from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import Run
-from fedveca.tasks.datasets.dataset import DATASETS, load
-from fedveca.tasks.partition import RULES, label_counts, partition
+from fedveca.tasks.datasets.dataset import load
+from fedveca.tasks.partition import label_counts, partition
 from fedveca.version import __version__
+from fedveca.views.series import find_look
 
 FAST = ["model=svm", "rounds=3", "batch=8", "lr=0.01"]
 COMMAND = [sys.executable, "-m", "fedveca.cli"]
@@ -83,7 +84,13 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         ("rounds=ten", "rounds=ten is not a whole number; allowed: >= 1"),
         ("rounds=2.5", "rounds=2.5 is not a whole number; allowed: >= 1"),
         ("lr=fast", "lr=fast is not a number; allowed: > 0"),
-        ("digits-case3 rounds", "'rounds' is not key=value"),
+        ("digits-case3 rounds", "rounds is a setting: rounds="),
+        ("digits-case3 20", "'20' is not key=value"),
+        ("alpha", "alpha is a setting: alpha=0.95; `fedveca list alpha` explains it"),
+        ("track", "track is a setting: track=tensorboard; "),
+        ("fedavg rounds=3", "fedavg is a value of the setting method: method=fedavg"),
+        ("cnn", "cnn is a value of the setting model: model=cnn"),
+        ("digits-case3 svm-mnist-case1", "svm-mnist-case1 is a preset; one preset comes first"),
         # out of range
         ("alpha=0", "alpha=0.0 is out of range; allowed: (0, 1)"),
         ("alpha=1", "alpha=1.0 is out of range; allowed: (0, 1)"),
@@ -195,6 +202,7 @@ def test_no_permission_to_read_data(locked: Path, capsys: Capture) -> None:
         (["compare", "--seeds", "0"], "--seeds 0 is out of range; allowed: >= 1"),
         (["compare", "seed=2147483647", "--seeds", "2"], "seed=2147483648 is out of range; at most 2147483647"),
         (["partition", "partition=case7"], "partition=case7 is not known"),
+        (["data", "get", "imagenet"], "there are no files to get for 'imagenet'; allowed: "),
         (["data", "get", "minst"], "there are no files to get for 'minst' (did you mean mnist?); allowed: "),
         (["data", "get", "mnist", "--data-dir", "nowhere"], "nowhere, named by data_dir, is not a folder"),
     ],
@@ -206,11 +214,26 @@ def test_refused_elsewhere(argv: list[str], said: str, capsys: Capture, here: Pa
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "the following arguments are required: COMMAND"),
-        (["walk"], "invalid choice: 'walk'"),
-        (["run", "--seeds", "3"], "unrecognized arguments: --seeds"),
-        (["run", "rounds=3", "--quiet", "--bogus"], "unrecognized arguments: --bogus"),
-        (["list", "rounds=3"], "unrecognized arguments: rounds=3"),
+        (["walk"], "walk is not a command; `fedveca help` lists them"),
+        (["rum"], "rum is not a command (did you mean run?); `fedveca help` lists them"),
+        (["rmn"], "rmn is not a command (did you mean run?); "),  # never a command that removes
+        (["rounds=3"], "rounds=3 is not a command (did you mean `fedveca run rounds=3`?)"),
+        (["digits-case3"], "digits-case3 is not a command (did you mean `fedveca run digits-case3`?)"),
+        (["help", "rnu"], "rnu is not a command (did you mean run?)"),
+        (["--bogus"], "--bogus is not an option of `fedveca`; see `fedveca --help`"),
+        (["run", "--rounds", "5"], "--rounds is not an option: settings are key=value: rounds=5"),
+        (["run", "--rounds=5"], "settings are key=value: rounds=5"),
+        (["run", "--tau-max", "9", "--quiet"], "settings are key=value: tau_max=9"),
+        (["run", "--rounds", "--quiet"], "settings are key=value: rounds=..."),
+        (["run", "--seeds", "3"], "--seeds is not an option (did you mean seed=3?); settings are key=value"),
+        (["compare", "--seed", "3"], "--seed is not an option: settings are key=value: seed=3"),  # not --seeds
+        (["compare", "--worker", "3"], "--worker is not an option of `fedveca compare` (did you mean --workers?)"),
+        (
+            ["run", "rounds=3", "--quiet", "--bogus"],
+            "--bogus is not an option of `fedveca run`; see ",
+        ),
+        (["runs", "--rounds", "3"], "--rounds is not an option of `fedveca runs`"),
+        (["list", "alpha", "rounds"], "rounds is one argument too many for `fedveca list`"),
         (["compare", "--seeds", "x"], "argument --seeds: invalid int value: 'x'"),
         (["run", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["run", "--out"], "argument --out: expected one argument"),
@@ -225,7 +248,8 @@ def test_wrong_usage(argv: list[str], said: str, capsys: Capture, here: Path) ->
     assert caught.value.code == 2
     assert out == ""
     assert said in err.splitlines()[-1]
-    assert len(err.splitlines()) <= 4  # how it is used, then what is wrong
+    assert err.startswith("fedveca: ")
+    assert len(err.splitlines()) == 1
     assert standing(here) == {}
 
 
@@ -237,13 +261,17 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
     out, err = capsys.readouterr()
     done = Run.open(here / "a")
     assert (done.experiment.rounds, done.experiment.lr, done.experiment.batch) == (3, 0.01, 32)  # words on both sides
-    rounds = [line for line in err.splitlines() if line]
+    assert (
+        err.splitlines()[0] == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, lr 0.01, seed 0, on CPU"
+    )
+    assert err.splitlines()[-4:] == ["next:", "  fedveca report a", "  fedveca show a", "  fedveca board ."]
+    rounds = [line for line in err.splitlines() if "  round " in line]
     assert [line.split("  ")[:2] for line in rounds] == [["fedveca seed 0", f"round {k}/3"] for k in (1, 2, 3)]
     for said, line in zip(rounds, done.rounds, strict=True):
         assert f"accuracy {100 * require_number(line, 'test_accuracy'):5.2f} %" in said
         assert f"loss {line['test_loss']:.4f}" in said
         assert f"tau {line['tau']}" in said
-        assert said.endswith(" s left") == (line["round"] > 0)  # the pace is known from the second round on
+        assert said.endswith(" s left") == (line["round"] > 1)  # two rounds say too little about the pace
     words = [line.split() for line in out.splitlines()]
     for which in ("kept", "last"):
         s = done.summary[which]
@@ -293,14 +321,15 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
     first = capsys.readouterr()
     rows = [line.replace(" ±", "±").split() for line in first.out.splitlines()]  # no terminal: 80 columns
     for row in json.loads((here / "c" / "table.json").read_text()):
-        cells = [row["method"], f"{row['tau_all']:.0f}"]
-        for which in ("kept", "last"):
-            share, loss = row[which]["test_accuracy"], row[which]["test_loss"]
-            cells += [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
-        assert rows.count(cells) == 1
-    assert [row[0] for row in rows if row and row[0] in paper_methods()] == list(paper_methods())
-    assert first.out.endswith("report: c/report.html   figure: c/curves.svg   table: c/table.json\n")
-    assert "centralised seed 1  round 3/3" in first.err
+        share, loss = row["kept"]["test_accuracy"], row["kept"]["test_loss"]
+        cells = [f"{100 * share['mean']:.2f}±{100 * share['std']:.2f}", f"{loss['mean']:.4f}±{loss['std']:.4f}"]
+        cells.append(f"{row['tau_all']:.0f}")
+        assert find_look(row["method"])[0] in [line[0] for line in rows if {*cells} <= {*line}]
+    titles = [find_look(method)[0] for method in paper_methods()]
+    assert [row[0] for row in rows if row and row[0] in titles][:12] == 2 * titles  # results, and costs until targets
+    paths = ["report: c/report.html", "figure: c/curves.svg", "table: c/table.json"]
+    assert first.out.splitlines()[-4:] == ["not shown: corrected (add with --methods all)", *paths]
+    assert "run 12 of 12: centralised seed 1  accuracy " in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
         "table.json",
         "curves.svg",
@@ -310,7 +339,8 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
 
     assert main(argv) == 0  # all is there already
     second = capsys.readouterr()
-    assert second == (first.out, "")
+    assert second.out == first.out
+    assert " seed 0" not in second.err  # nothing was run again
     assert main([*argv, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert "other settings" in refused([*argv, "rounds=4"], capsys, here)
@@ -323,23 +353,6 @@ def test_compare_tells_of_runs_that_stopped(here: Path, capsys: Capture) -> None
     assert "fedveca" in stopped
     assert all((f"{m} seed 0 stopped: round" in said) == (m in stopped) for m in paper_methods())
     assert (here / "c" / "curves.svg").exists()
-
-
-def test_list_shows_all_that_can_be_named(capsys: Capture, here: Path) -> None:
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    named = {line.split()[0]: line.split()[1:] for line in lines[: lines.index("")]}
-    assert named["methods"] == list(methods())
-    assert named["data"] == list(DATASETS)
-    assert named["partitions"] == list(RULES)
-    assert named["presets"] == presets()
-    assert named["models"] == ["svm", "cnn", "mlp", "package.module:factory"]
-    table = {line.split()[0]: line for line in lines[lines.index("") :] if line}
-    assert set(FIELDS) <= set(table)
-    assert table["alpha"].split()[1:4] == ["0.95", "(0,", "1)"]
-    assert table["participation"].split()[1:4] == ["1.0", "(0,", "1]"]
-    assert table["batch"].split()[1:4] == ["100", ">=", "1"]
-    assert standing(here) == {}
 
 
 def test_partition_prints_label_counts(capsys: Capture, here: Path) -> None:
@@ -358,7 +371,12 @@ def test_partition_prints_label_counts(capsys: Capture, here: Path) -> None:
 
 def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path) -> None:
     assert main(["data", "get", "mnist", "--data-dir", mnist_dir]) == 0
-    assert capsys.readouterr() == (f"{Path(mnist_dir) / 'mnist'}\n", "")
+    said = "mnist was already there: 4 files, 55.0 MB, every byte verified"
+    assert capsys.readouterr() == (f"{said}\n{Path(mnist_dir) / 'mnist'}\n", "")
+    assert main(["data", "get", "mnist", "--data-dir", mnist_dir, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["folder"], told["downloaded"]) == ("mnist", str(Path(mnist_dir) / "mnist"), False)
+    assert len(told["files"]) == 4
     assert standing(here) == {}
 
 
@@ -398,14 +416,18 @@ def test_without_a_terminal_lines_are_plain(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
-    assert [line.split("  ")[1] for line in done.stderr.splitlines()] == ["round 1/3", "round 2/3", "round 3/3"]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "loading ..."
+    rounds = [line.split("  ")[1] for line in lines if line.startswith("fedveca seed")]
+    assert rounds == ["round 1/3", "round 2/3", "round 3/3"]
     assert done.stdout.endswith("run folder: a\n")
 
 
 def test_a_refusal_has_no_traceback(here: Path) -> None:
     done = subprocess.run([*COMMAND, "run", "roundz=3"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fedveca: roundz is not a setting; did you mean rounds?\n"
+    said = [line for line in done.stderr.splitlines() if not line.startswith("loading ...")]
+    assert said == ["fedveca: roundz is not a setting; did you mean rounds?"]
     assert standing(here) == {}
 
 
@@ -436,14 +458,16 @@ def test_with_a_terminal_one_line_lives(here: Path, monkeypatch: pytest.MonkeyPa
     assert "━".encode() in shown
     assert b"round 40/40" in shown
     assert b"\x1b[2K" in shown  # drawn over, and gone at the end
-    assert shown.endswith(b"run folder: a\r\n")
+    assert b"\x1b]8;" in shown  # the folder is a link
+    assert b"fedveca board ." in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"CI": "true"}])
 def test_a_terminal_that_wants_plain_lines_gets_them(env: dict[str, str], here: Path) -> None:
     shown = on_a_terminal([*COMMAND, "run", *FAST, "--out", "a"], **env)
     assert b"\x1b" not in shown
-    assert [line.split(b"  ")[1] for line in shown.splitlines()[:3]] == [b"round 1/3", b"round 2/3", b"round 3/3"]
+    rounds = [line.split(b"  ")[1] for line in shown.splitlines() if line.startswith(b"fedveca seed")]
+    assert rounds == [b"round 1/3", b"round 2/3", b"round 3/3"]
 
 
 def test_a_stream_without_unicode_still_gets_its_table(here: Path) -> None:

@@ -202,6 +202,6 @@ def test_numbers_are_pulled_in() -> None:
 
 def test_refused() -> None:
     with pytest.raises(ValueError, match=r"^aggregate=medain is not known \(did you mean median\?\)"):
-        Experiment(aggregate="medain")
+        Experiment(aggregate="medain")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^aggregate_trim=0.6 is out of range; allowed: \[0, 0.5\]"):
         Experiment(aggregate_trim=0.6)

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveca.algorithms import FedAvg, FedVeca, control
+from fedveca.algorithms import FedAvg, FedVeca
+from fedveca.algorithms.control import control
 from fedveca.cohorts.client_memory import ClientMemory
 from fedveca.cohorts.client_store import ClientMemoryError, ClientStore
 from fedveca.cohorts.local.cohort import LocalCohort

@@ -15,7 +15,8 @@ from fedveca.algorithms.registry import methods
 from fedveca.cli import main
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.client_memory import ClientMemory
-from fedveca.cohorts.faults import ATTACKS, FAULT_FORMS, Faults, parse_faults
+from fedveca.cohorts.fault_settings import ATTACKS, FAULT_FORMS, parse_faults
+from fedveca.cohorts.faults import Faults
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate

@@ -388,7 +388,8 @@ def test_options_of_a_cohort_are_the_settings() -> None:
     }
     assert cohort_options(e) == expected | {"aggregate": Mean}
     for keep, after in (("best", False), ("rollback", True)):
-        options = cohort_options(replace(e, keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3))
+        changed = e.replace(keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3)
+        options = cohort_options(changed)
         assert (options["want_loss"], options["want_loss_after"]) == (True, after)
         assert getattr(options["aggregate"], "args") == (2.5, 0.3)  # noqa: B009
 

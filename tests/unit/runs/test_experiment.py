@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import pydoc
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -17,18 +20,27 @@ from hypothesis import strategies as st
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
 from fedveca.algorithms.registry import methods
+from fedveca.cli.arguments import parse_experiment
+from fedveca.errors import UserError
 from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_method
 from fedveca.runs.experiment import (
     FIELDS,
+    KNOWN_MODELS,
     TYPES,
     Experiment,
+    TaskDefault,
     choices,
+    describe_default,
+    find_default,
     parse_settings,
     parse_toml,
     preset,
     presets,
     range_of,
+    read_experiment,
 )
+from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.models import MODELS
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
@@ -128,7 +140,7 @@ def test_words_refused(word: str, said: str) -> None:
         ("rounds", True, "rounds=True is not int; allowed: >= 1"),
         ("rounds", "3", "rounds='3' is not int; allowed: >= 1"),
         ("lr", "3", "lr='3' is not float; allowed: > 0"),
-        ("data", 3, "data=3 is not str; allowed: cifar10 | digits | fashion-mnist | mnist | synthetic"),
+        ("data", 3, f"data=3 is not str; allowed: {' | '.join(DATASETS)}"),
         ("data_dir", "a\udcffb", "data_dir='a\\udcffb' is not UTF-8 text"),
         ("keep", "bests", "keep=bests is not known (did you mean best?); allowed: best | last | rollback"),
         ("partition", "case7", "partition=case7 is not known (did you mean case3?); allowed: case1 | "),
@@ -146,16 +158,16 @@ def test_words_refused(word: str, said: str) -> None:
         ("faults", "drop:0.1\n", "faults='drop:0.1\\n' holds a control character or the end of a line"),
         ("ray_address", "a\tb", "ray_address='a\\tb' holds a control character or the end of a line"),
         ("model", "a\nb:f", "model='a\\nb:f' holds a control character or the end of a line"),
-        ("model", 'a"b:f', 'model=a"b:f is not known; it is svm, cnn, mlp or package.module:factory'),
-        ("model", "a;b:f", "model=a;b:f is not known; it is svm, cnn, mlp or package.module:factory"),
-        ("model", ":f", "model=:f is not known; it is svm, cnn, mlp or package.module:factory"),
+        ("model", 'a"b:f', f'model=a"b:f is not known; it is {KNOWN_MODELS}'),
+        ("model", "a;b:f", f"model=a;b:f is not known; it is {KNOWN_MODELS}"),
+        ("model", ":f", f"model=:f is not known; it is {KNOWN_MODELS}"),
         ("lr", 1e308, "lr=1e+308 is out of range; at most 1e+38"),
         ("concentration", 1e308, "concentration=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e308, "dp_noise=1e+308 is out of range; at most 1e+38"),
         ("dp_noise", 1e-300, "dp_noise=1e-300 is out of range; allowed: 0 or >= 1e-30"),
         ("faults", "scale:0.5:1e308", "faults=scale:0.5:1e308: a factor is a number in [-1e+38, 1e+38], not 1e308"),
         ("faults", "scale:0.5:nan", "faults=scale:0.5:nan: a factor is a finite number, not nan"),
-        ("model", "nn", "model=nn is not known (did you mean cnn?); it is svm, cnn, mlp or package.module:factory"),
+        ("model", "nn", f"model=nn is not known (did you mean cnn?); it is {KNOWN_MODELS}"),
     ],
 )
 def test_values_refused(key: str, value: Any, said: str) -> None:
@@ -172,7 +184,8 @@ def test_whole_numbers_are_numbers_too() -> None:
 
 
 def test_presets_are_valid_and_as_the_paper_says() -> None:
-    assert presets() == [
+    paper = [name for name in presets() if name.endswith(("case1", "case2", "case3"))]
+    assert paper == [
         "cnn-cifar10-case3",
         "cnn-mnist-case3",
         "digits-case3",
@@ -180,7 +193,7 @@ def test_presets_are_valid_and_as_the_paper_says() -> None:
         "svm-mnist-case2",
         "svm-mnist-case3",
     ]
-    for name in presets():
+    for name in paper:
         e = Experiment(**preset(name))
         kind, *data, case = name.split("-")
         assert (e.clients, e.partition, e.alpha, e.tau_0, e.tau_max) == (5, case, 0.95, 10, 50)
@@ -293,7 +306,7 @@ def test_methods_get_their_hyperparameters() -> None:
 
 def test_without_robust_aggregation_nothing_is_distrusted() -> None:
     made = make_method(Experiment(aggregate_trim=0.375))
-    assert made == FedVeca(lr=0.01, distrust=0.0)
+    assert made == FedVeca(lr=0.05, distrust=0.0)
 
 
 def test_settings_of_methods_are_those_that_the_methods_declare() -> None:
@@ -319,6 +332,105 @@ def test_pixels_are_the_datas_own_unless_named() -> None:
 
 
 def test_centralised_is_one_client_with_all_rows() -> None:
-    built = build(Experiment(method="centralised", clients=5, tau_all=2000))
+    built = build(Experiment(method="centralised", clients=5, rounds=100, tau_all=2000))
     assert built.shares.sizes.tolist() == [1438]
     assert built.state.tau.tolist() == [20]
+
+
+# defaults
+
+
+def test_a_stated_default_is_what_a_run_uses() -> None:
+    e = Experiment()
+    assert e == Experiment.preset("digits-case3") == parse_experiment([])[1]
+    for key, field in FIELDS.items():
+        assert find_default(key, e) == getattr(e, key)
+        if not isinstance(field.default, TaskDefault):
+            assert describe_default(key) == getattr(e, key)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("mlp", "case3", 80, 32, 0.05)),
+        ({"data": "synthetic"}, ("mlp", "writer", 100, 32, 0.05)),
+        ({"data": "synthetic", "model": "svm", "clients": 8}, ("svm", "writer", 100, 32, 0.01)),
+        ({"data": "mnist"}, ("mlp", "case3", 100, 100, 0.05)),
+        ({"data": "cifar10"}, ("cnn", "case3", 100, 100, 0.01)),
+        ({"data": "fashion-mnist", "model": "cnn", "lr": 0.2}, ("cnn", "case3", 100, 100, 0.2)),
+        ({"model": "package.module:factory"}, ("package.module:factory", "case3", 80, 32, 0.05)),
+        ({"data": "custom:arrays"}, ("mlp", "case3", 100, 32, 0.05)),
+    ],
+)
+def test_data_set_and_model_bring_their_defaults(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    e = Experiment(**given)
+    assert (e.model, e.partition, e.rounds, e.batch, e.lr) == expected
+
+
+def test_defaults_in_words() -> None:
+    assert describe_default("lr") == "0.01 (logistic 0.05, mlp 0.05)"
+    assert describe_default("rounds") == "100 (digits 80)"
+    assert describe_default("model") == "mlp (cifar10 cnn)"
+    assert describe_default("alpha") == 0.95
+
+
+def test_a_folder_that_lacks_a_setting_has_the_default_of_its_version() -> None:
+    e = read_experiment('data = "synthetic"\nclients = 3\n')
+    assert (e.model, e.partition, e.rounds, e.batch, e.lr) == ("mlp", "case3", 100, 100, 0.01)
+
+
+def test_presets_from_python() -> None:
+    e = Experiment.preset("svm-mnist-case2", rounds=20)
+    assert (e.model, e.partition, e.rounds, e.lr) == ("svm", "case2", 20, 0.01)
+    assert e.replace(data="digits", seed=4) == dataclasses.replace(e, data="digits", seed=4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Experiment(alpa=3),  # type: ignore[call-arg]
+        lambda: Experiment.preset("digits-case3", alpa=3),
+        lambda: Experiment().replace(alpa=3),
+    ],
+)
+def test_a_setting_that_is_not_known_is_named_with_the_nearest_one(make: Callable[[], Experiment]) -> None:
+    with pytest.raises(UserError, match=r"^alpa is not a setting; did you mean alpha\?$"):
+        make()
+
+
+def test_python_is_shown_where_all_settings_are() -> None:
+    with pytest.raises(UserError, match=r"^zzz is not a setting; help\(fedveca.Experiment\) shows all$"):
+        Experiment(zzz=3)  # type: ignore[call-arg]
+
+
+def test_editors_are_offered_what_is_accepted() -> None:
+    """Every setting with named values has a Literal of them; a name beyond them is an object's or a user's."""
+    for key, hint in get_type_hints(Experiment).items():
+        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        offered = get_args(literals[0]) if literals else ()
+        named = tuple(MODELS) if key == "model" else choices(FIELDS[key])
+        assert set(offered) == set(named), key
+        assert (str in get_args(hint)) == bool(literals and FIELDS[key].metadata["custom"]), key
+
+
+def test_help_shows_every_setting() -> None:
+    shown = pydoc.plain(pydoc.render_doc(Experiment))
+    for key, field in FIELDS.items():
+        assert f"{key}: {field.metadata['text']} (default {field.default!r}" in shown
+    assert str(inspect.signature(Experiment)).count("=") == len(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "digits-case3"),
+        (["rounds=4", "method=fedavg"], "digits-case3"),
+        (["data=mnist", "model=cnn"], "cnn-mnist-case3"),
+        (["data=synthetic"], "mlp-synthetic-writer"),
+        (["digits-case3", "partition=iid"], "mlp-digits-iid"),
+        (["svm-mnist-case1", "lr=1"], "svm-mnist-case1"),
+        (["svm-mnist-case1", "model=my.nets:Small"], "my.nets-Small-mnist-case1"),
+    ],
+)
+def test_a_run_is_named_by_what_runs(words: list[str], name: str) -> None:
+    assert parse_experiment(words)[0] == name

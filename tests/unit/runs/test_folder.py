@@ -13,12 +13,14 @@ from same_runs import SMALL
 from torch import Tensor
 
 import fedveca
-from fedveca import Experiment, Run, resume, run
+from fedveca import Experiment, Run, build, compare_table, report, resume, run
 from fedveca.cli import main
 from fedveca.errors import UserError
+from fedveca.runs.compare import make_table
 from fedveca.runs.folder import COLUMNS_OF_A_FRAME
 from fedveca.runs.interrupt import PYTHON, RUN, Stopped, find_starter, how_to_resume
 from fedveca.tasks.datasets.dataset import load
+from fedveca.views.figures.plot import RunFigure
 
 E = Experiment(**(SMALL | {"rounds": 3}))
 OWN = replace(load("digits"), name="custom:mine")
@@ -141,3 +143,68 @@ def test_a_notebook_shows_a_run(tmp_path: Path) -> None:
     kept = done.summary["kept"]["test_accuracy"]
     assert kept is not None
     assert f"{100 * kept:.2f}" in shown
+
+
+# what a Run offers
+
+
+@pytest.fixture(scope="module")
+def short() -> Run:
+    return run(Experiment(model="svm", rounds=4, batch=8, lr=0.05, tau_0=3), device="cpu")
+
+
+def test_runs_and_built_parts_show_themselves_on_one_line(short: Run, tmp_path: Path) -> None:
+    accuracy = short.summary["kept"]["test_accuracy"]
+    task = "FedVeca, svm on digits, 5 clients, case3"
+    assert repr(short) == f"Run({task}, 4/4 rounds, test_accuracy {accuracy:.4g})"
+    assert repr(Run(short.experiment, [], {}, folder=tmp_path)) == f"Run({task}, 0/4 rounds, {tmp_path})"
+    diverged = Run(short.experiment, short.rounds, {**short.summary, "stopped": "why"})
+    assert repr(diverged).endswith(", diverged)")
+    assert repr(build(short.experiment)) == f"Built({task}, 1438 training rows, 64 parameters)"
+
+
+def test_the_best_round_is_the_one_with_the_best_test_value(short: Run) -> None:
+    values = short.column("test_accuracy")
+    assert short.best == short.rounds[values.index(max(values))]  # type: ignore[type-var]
+    assert short.score == short.summary["kept"]["test_accuracy"]
+    half = Run(short.experiment, short.rounds[:2], {})
+    assert half.score == values[1]
+    assert Run(short.experiment, [], {}).best is None
+    unknown: Any = [{"round": k, "test_loss": loss, "test_hits": k} for k, loss in enumerate((3.0, 1.0, 2.0))]
+    assert Run(short.experiment, unknown, {}).best == unknown[1]  # nobody stated which direction is better
+
+
+def test_a_run_in_memory_is_saved_as_run_would_have_written_it(short: Run, tmp_path: Path) -> None:
+    saved = short.save(tmp_path / "saved")
+    assert saved.folder == tmp_path / "saved"
+    written = run(short.experiment, tmp_path / "written", device="cpu")
+    again = Run.open(tmp_path / "saved")
+    assert (again.experiment, again.rounds, again.summary) == (short.experiment, short.rounds, short.summary)
+    for name in ("experiment.toml", "environment.json", "model.safetensors"):
+        assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
+    copy = written.save(tmp_path / "copy")
+    assert Run.open(tmp_path / "copy").rounds == written.rounds
+    assert copy.model.keys() == written.model.keys()
+    with pytest.raises(UserError, match="already holds a run"):
+        short.save(tmp_path / "copy")
+
+
+def test_plot_and_report(short: Run, tmp_path: Path) -> None:
+    figure = short.plot(tmp_path / "run.svg")
+    assert [axis.get_ylabel() for axis in figure.axes][:2] == ["test loss", "test accuracy (%)"]
+    assert (tmp_path / "run.svg").read_bytes().startswith(b"<?xml")
+    assert isinstance(figure, RunFigure)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.get_suptitle() == "FedVeca, svm on digits, 5 clients, case3"
+    with pytest.raises(UserError, match="is not the name of a figure"):
+        short.plot(tmp_path / "run.txt")
+    with pytest.raises(UserError, match="nothing to draw"):
+        Run(short.experiment, [], {}).plot()
+    assert short.report(tmp_path / "one.html") == tmp_path / "one.html"
+    short.save(tmp_path / "runs" / "a")
+    assert report(tmp_path / "runs", tmp_path / "two.html") == tmp_path / "two.html"
+    for name in ("one.html", "two.html"):
+        assert "svm" in (tmp_path / name).read_text("utf-8")
+    assert compare_table([short]) == make_table([short])
+    with pytest.raises(UserError, match="is not a list of runs"):
+        report([3])  # type: ignore[list-item]

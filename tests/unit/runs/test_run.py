@@ -13,16 +13,17 @@ import torch
 from recorded import require_number
 from round_observers import EachStart
 from safetensors.torch import load_file
+from same_runs import same
 
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cohorts import random as draws
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, make_table
-from fedveca.runs.evaluate import Evaluator
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.evaluate import Evaluator, GrowthCheck
+from fedveca.runs.experiment import Experiment, Keep
 from fedveca.runs.federate import evaluate_loss, federate
 from fedveca.runs.folder import Run
-from fedveca.runs.run import run
+from fedveca.runs.run import NOTHING_LEARNED, resume, run
 from fedveca.runs.schema import is_number
 from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.datasets.dataset import Dataset, load
@@ -272,7 +273,7 @@ def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("keep", ["best", "last", "rollback"])
-def test_a_run_that_runs_away_keeps_its_last_good_model(keep: str, tmp_path: Path) -> None:
+def test_a_run_that_runs_away_keeps_its_last_good_model(keep: Keep, tmp_path: Path) -> None:
     e = replace(SMALL, lr=1e4, rounds=20, keep=keep)
     done = run(e, tmp_path / "run", device="cpu")
     k = done.summary["rounds"]
@@ -440,3 +441,58 @@ def test_the_closing_loss_counts_clients_by_their_rows() -> None:
     assert evaluate_loss(built.algorithm, built.cohort, state, 0, 1.0, 0) == pytest.approx(
         float(losses @ sizes / sizes.sum())
     )
+
+
+# runs that go wrong without an end
+
+
+def test_a_loss_that_grows_is_reported_in_the_record_the_summary_and_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SVM on digits with lr=1: the loss of round 2 is far above that of round 1, and so is that of round 3."""
+    e = replace(SMALL, method="fedavg", partition="iid", lr=1.0, rounds=6)
+    done = run(e, tmp_path / "run", device="cpu")
+    losses = [require_number(record, "train_loss") for record in done.rounds]
+    assert losses[1] > 10 * losses[0] < losses[2] / 10
+    said = done.rounds[2].get("warning", "")
+    assert said.startswith(f"round 3: the loss is {losses[2] / losses[0]:.3g} times that of the first round; ")
+    assert said.endswith(("a smaller lr usually helps", "a smaller lr may help"))
+    assert [record.get("warning") for record in done.rounds[:3]] == [None, None, said]
+    assert "warning" not in {name for record in done.rounds[3:] for name in record}
+    assert done.summary["warnings"] == [said, NOTHING_LEARNED]
+    assert caplog.messages == [f"fedavg seed 0: {said}", f"fedavg seed 0: {NOTHING_LEARNED}"]
+    run(replace(e, rounds=2), tmp_path / "part", device="cpu")
+    resume(tmp_path / "part", rounds=6, device="cpu")
+    same(tmp_path / "run", tmp_path / "part")
+
+
+def test_a_loss_that_is_above_for_one_round_is_not_news() -> None:
+    rounds: list[Any] = [{"round": k, "train_loss": v} for k, v in enumerate([1.0, 50.0, 1.0, None, 11.0])]
+    check = GrowthCheck([])
+    for record in rounds:
+        check.judge(record)
+    assert [record.get("warning") for record in rounds[:4]] == [None] * 4
+    assert rounds[4]["warning"] == "round 5: the loss is 11 times that of the first round; a smaller lr usually helps"
+    again: list[Any] = [{"round": 5, "train_loss": 90.0}]
+    GrowthCheck(rounds).judge(again[0])  # resumed: it was said
+    assert "warning" not in again[0]
+
+
+def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    done = run(replace(SMALL, lr=500.0, rounds=2), device="cpu")
+    assert done.summary["kept"]["round"] == 0
+    assert done.summary["warnings"] == [NOTHING_LEARNED]
+    assert caplog.messages == [f"fedveca seed 0: {NOTHING_LEARNED}"]
+    assert "warnings" not in run(SMALL, device="cpu").summary
+
+
+def test_seconds_add_up_over_the_parts_of_a_run(tmp_path: Path) -> None:
+    first = run(replace(SMALL, rounds=2), tmp_path / "run", device="cpu").summary["seconds"]
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_text(summary.read_text().replace(f'"seconds": {first}', '"seconds": 1000.5'))
+    assert resume(tmp_path / "run", rounds=3, device="cpu").summary["seconds"] > 1000.5
+    summary.unlink()  # as after a kill: the rounds are known
+    lines = tmp_path / "run" / "rounds.jsonl"
+    rounds = [json.loads(line) | {"seconds": 50.0} for line in lines.read_text().splitlines()]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in rounds))
+    assert 150 < resume(tmp_path / "run", rounds=4, device="cpu").summary["seconds"] < 1000

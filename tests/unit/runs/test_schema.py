@@ -26,6 +26,7 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "last": (replace(SMALL, method="fedavg", keep="last"), {}),
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
+    "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
 }
 
@@ -36,6 +37,8 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
         return value is True or value is False
     if quantity.kind == "faults":
         return bool(value) and all(set(v) == {"client", "what"} for v in value)  # type: ignore[attr-defined]
+    if quantity.kind == "text":
+        return isinstance(value, str)
     wanted = (int,) if quantity.whole else (int, float, type(None))
     if quantity.kind == "number":
         return type(value) in wanted

@@ -17,11 +17,12 @@ import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
 from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
+from fedveca.runs.experiment import Precision
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.views.figures.curves import draw_curves
+from fedveca.views.terminal.comparison import make_method_table
 from fedveca.views.terminal.screen import Screen
-from fedveca.views.terminal.tables import make_method_table
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -275,7 +276,7 @@ HONEST: list[tuple[nn.Module, dict[str, Any]]] = [
     ("module", "custom"), HONEST, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else ""
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_models_that_keep_rows_apart_are_trained(module: nn.Module, custom: Any, precision: str) -> None:
+def test_models_that_keep_rows_apart_are_trained(module: nn.Module, custom: Any, precision: Precision) -> None:
     done = run(replace(E, precision=precision), **({"data": from_arrays(X, LABELS), "model": module} | custom))
     assert len(done.rounds) == 3
 
@@ -358,7 +359,7 @@ def test_ones_own_loss_and_metric(metric: Any, tmp_path: Path, capsys: pytest.Ca
     assert (done.experiment.loss, done.experiment.metric) == ("custom:huber", f"custom:{metric.__name__}")
     with Screen() as screen:
         screen.summarize(done)
-        screen.print(make_method_table(make_table([done]), "mine", done.directions))
+        screen.print(make_method_table([done], "mine"))
         screen.start(done.experiment, None)
         screen.round(done.rounds[-1])
         screen.end(done)

@@ -522,7 +522,7 @@ def test_unknown_names_meet_the_nearest() -> None:
         load("minst")
     with pytest.raises(DataError, match=r"no files to get for 'qminst' \(did you mean qmnist\?\); allowed: "):
         fetch.get("qminst")
-    assert set(fetch.SOURCES) == {*DATASETS, "qmnist"} - {"digits", "synthetic"}
+    assert set(fetch.SOURCES) == {*DATASETS, "qmnist"} - {"digits", "heart", "synthetic"}
 
 
 # the data sets

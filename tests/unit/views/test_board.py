@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedveca import Experiment, Run, from_arrays, resume, run
 from fedveca.cli import main
+from fedveca.runs.folder import STOP_MARK
 from fedveca.runs.interrupt import PYTHON, Stopped, how_to_resume
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer
@@ -99,16 +100,35 @@ def test_the_same_list_is_not_sent_twice(runs: Path) -> None:
 
 def test_states(tmp_path: Path) -> None:
     old = time.time() - QUIET_SECONDS - 60
-    for name in ("running", "quiet"):
+    for name in ("running", "inactive", "paused", "damaged"):
         folder = written(tmp_path / name, [line(0, [1])])
-        if name == "quiet":
+        if name == "inactive":
             for path in folder.iterdir():
                 os.utime(path, (old, old))
+    (tmp_path / "paused" / STOP_MARK).write_text('{"rounds": 1, "of": 80, "time": 1.0}')
+    (tmp_path / "damaged/rounds.jsonl").unlink()
     run(Experiment(model="svm", rounds=3, batch=8, lr=1e30), tmp_path / "diverged", device="cpu")
     rows = {row.id: row for row in RunIndex(tmp_path).list_runs()}
-    assert {name: row.state for name, row in rows.items()} == {name: name for name in ("running", "quiet", "diverged")}
-    assert "no new round for more than 5 min" in rows["quiet"].why
+    states = ("running", "inactive", "paused", "damaged", "diverged")
+    assert {name: row.state for name, row in rows.items()} == {name: name for name in states}
+    assert "no new round for more than 5 min" in rows["inactive"].why
     assert "smaller lr" in rows["diverged"].why
+    assert rows["damaged"].why == "rounds.jsonl is missing"
+    assert rows["paused"].resume == how_to_resume(tmp_path / "paused")
+    assert (rows["running"].resume, rows["diverged"].resume) == ("", "")
+
+
+def test_a_run_with_fewer_rounds_than_its_summary_records_is_damaged(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "a", device="cpu")
+    index = RunIndex(tmp_path)
+    assert index.list_runs()[0].state == "finished"
+    rounds = tmp_path / "a/rounds.jsonl"
+    lines = rounds.read_text().splitlines(keepends=True)
+    for kept in (4, 0):
+        rounds.write_text("".join(lines[:kept]))
+        row = index.list_runs()[0]
+        why = f"rounds.jsonl ends at round {kept}, but summary.json records 6 rounds"
+        assert (row.state, row.why) == ("damaged", why)
 
 
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
@@ -123,14 +143,17 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     assert set(asked) == {"running"}
     assert (tmp_path / "a/.lock").exists()  # it stays, and says nothing by itself
     row = index.list_runs()[0]
-    assert (row.state, row.rounds, row.of) == ("stopped", len(asked), 6)
-    assert row.why == f"its process ended before the last round; to resume: {how_to_resume(tmp_path / 'a')}"
+    assert (row.state, row.rounds, row.of) == ("paused", len(asked), 6)
+    assert row.resume == how_to_resume(tmp_path / "a")
+    assert RunIndex(tmp_path).list_runs()[0].state == "paused"  # a board that starts after it, too
     with lock_folder(tmp_path / "a"):
         assert index.list_runs()[0].state == "running"  # it was resumed
-    assert index.list_runs()[0].state == "stopped"
+    (tmp_path / "a" / STOP_MARK).unlink()
+    row = index.list_runs()[0]
+    assert (row.state, row.why) == ("inactive", "its process ended before the last round")  # killed
     custom = json.loads((tmp_path / "a/environment.json").read_text()) | {"started_by": PYTHON}
     (tmp_path / "a/environment.json").write_text(json.dumps(custom))
-    assert "fedveca.resume(" in RunIndex(tmp_path).list_runs()[0].why
+    assert "fedveca.resume(" in RunIndex(tmp_path).list_runs()[0].resume
 
 
 def test_a_free_lock_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +167,7 @@ def test_a_free_lock_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = written(tmp_path / "a", [line(0, [1])])
     (folder / ".lock").write_text("1")
     index = RunIndex(tmp_path)
-    assert [index.list_runs()[0].state for _ in range(3)] == ["stopped"] * 3
+    assert [index.list_runs()[0].state for _ in range(3)] == ["inactive"] * 3
     assert len(asked) == 1  # asking takes the lock for an instant: a resuming process could meet it
 
 
@@ -350,13 +373,21 @@ def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
 # thinning
 
 
-def test_a_thinned_curve_keeps_its_peaks_and_ends() -> None:
+def test_a_thinned_curve_is_a_line_within_its_extremes() -> None:
     x, y = np.arange(10_000.0), np.random.default_rng(0).normal(size=10_000)
     y[4321], y[77], y[5] = 50, -50, np.nan
-    at, kept = thin_curve(x, y, 300)
-    assert len(at) <= 300
-    assert (kept.max(), kept.min(), at[0], at[-1]) == (50, -50, 0, 9999)
+    at, means, low, high = thin_curve(x, y, 300)
+    assert len(at) <= 100
+    assert (high.max(), low.min(), at[0], at[-1], means[0], means[-1]) == (50, -50, 0, 9999, y[0], y[-1])
     assert (np.diff(at) > 0).all()
+    assert (low <= means).all()
+    assert (means <= high).all()
+    assert np.abs(np.delete(means, [0, -1])).max() < 1  # what swings is not a solid area
+
+
+def test_a_short_curve_is_not_thinned() -> None:
+    x, y = np.arange(150.0), np.arange(150.0)
+    assert [values.tolist() for values in thin_curve(x, y, 300)] == [x.tolist(), y.tolist()]
 
 
 def test_blocks_are_means_of_what_is_there() -> None:
@@ -385,7 +416,7 @@ def test_more_clients_than_memory_allows_are_averaged_as_they_come(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["..", "../plain", "/etc", "plain/..", "a/../plain", "", "plain\x00", "no", "link"])
-@pytest.mark.parametrize("what", ["run", "curves", "heat", "log"])
+@pytest.mark.parametrize("what", ["run", "curves", "heat", "log", "csv", "report"])
 def test_nothing_outside_the_folder_is_read(runs: Path, name: str, what: str, tmp_path: Path) -> None:
     root = tmp_path / "board"
     root.mkdir()
@@ -430,7 +461,7 @@ def test_nothing_else_is_served(runs: Path, path: str) -> None:
         ("curves?run=plain&from=nan", "from=nan is not a number"),
         ("heat?name=tau", "run is missing"),
         ("log?run=plain&count=1.5", "count=1.5 is out of range; allowed: 1 to 500"),
-        ("curves?" + "&".join(f"run={i}" for i in range(25)), "25 times run is too many; at most 24"),
+        ("curves?" + "&".join(f"run={i}" for i in range(65)), "65 times run is too many; at most 64"),
     ],
 )
 def test_a_bad_question_is_answered_with_a_sentence(runs: Path, path: str, said: str) -> None:
@@ -487,7 +518,7 @@ def test_another_name_or_method_gets_nothing(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["missing"], "missing is not a folder; name the one that holds runs"),
+        ([__file__], f"{__file__} is not a folder; name the one that holds runs"),
         ([".", "--port", "70000"], "--port 70000 is out of range; allowed: 0 to 65535"),
     ],
 )

@@ -76,7 +76,7 @@ def peak_bytes(tail: RunTail) -> int:
         ("rounds.jsonl", "\0" * 1000 + "\n", "rounds.jsonl cannot be read: none of its last lines"),
     ],
 )
-def test_a_bad_run_folder_is_an_invalid_row_and_all_others_stay(
+def test_a_bad_run_folder_is_a_damaged_row_and_all_others_stay(
     tmp_path: Path, file: str, content: str, why: str
 ) -> None:
     written(tmp_path / "good", [line(0, [1, 2])], clients=2)
@@ -85,7 +85,7 @@ def test_a_bad_run_folder_is_an_invalid_row_and_all_others_stay(
     client = Client(tmp_path)
     rows = {row["id"]: row for row in api(client, "runs")["runs"]}
     assert (rows["good"]["state"], rows["good"]["clients"], rows["good"]["rounds"]) == ("running", 2, 1)
-    assert rows["bad"]["state"] == "invalid"
+    assert rows["bad"]["state"] == "damaged"
     assert rows["bad"]["why"].startswith(why) or f": {why}" in rows["bad"]["why"]
     assert len(rows["bad"]["why"]) <= 600
     for what in ("run", "heat", "log"):
@@ -124,7 +124,7 @@ def test_short_lines_after_one_of_many_names_take_little(tmp_path: Path) -> None
 
 
 def test_the_numbers_of_one_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.tail._NUMBERS", 100)
+    monkeypatch.setattr("fedveca.views.board.tail.NUMBERS", 100)
     folder = written(tmp_path / "a", [line(k, [1, 2, 3]) for k in range(500)], clients=3)
     tail = RunTail(folder / "rounds.jsonl", 3, 500)
     tail.read()

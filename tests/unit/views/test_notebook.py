@@ -15,6 +15,9 @@ from recorded import require_number
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
+from fedveca.runs.schema import ModelResult
+from fedveca.views.notebook import NotebookProgress, is_notebook
+from fedveca.views.terminal.lines import describe_end
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +26,13 @@ def done() -> Run:
 
 
 def test_a_run_shows_its_table_and_curves(done: Run) -> None:
+    former: ModelResult = {"round": 4, "test_loss": 0.5, "test_accuracy": 0.75}
+    done = Run(done.experiment, done.rounds, {**done.summary, "kept": former})
     shown = done._repr_html_()
     tree = xml.fromstring(shown)  # whole: every tag is closed
     assert "FedVeca: svm on digits, case3, 5 clients" in shown
-    assert "5 of 5 rounds, seed 0" in shown
+    steps = [tau for record in done.rounds for tau in record["tau"]]
+    assert f"5 of 5 rounds, seed 0, τ from {min(steps)} to {max(steps)}" in shown
     rows = [[cell.text for cell in row] for row in tree.iter("tr")]
     assert rows[0] == ["model", "of round", "test loss", "test accuracy"]
     ends = {"kept": done.summary["kept"], "last": done.summary["last"]}
@@ -34,15 +40,46 @@ def test_a_run_shows_its_table_and_curves(done: Run) -> None:
         accuracy = f"{100 * require_number(end, 'test_accuracy'):.2f} %"
         assert row == [which, str(end["round"]), f"{end['test_loss']:.4f}", accuracy]
     curves = list(tree.iter("polyline"))
-    assert [len(curve.attrib["points"].split()) for curve in curves] == [5, 5]
-    for curve, name in zip(curves, ("test_loss", "test_accuracy"), strict=True):
+    assert [len(curve.attrib["points"].split()) for curve in curves] == [5, 5, 5]
+    for curve, name in zip(curves, ("test_loss", "test_accuracy", "tau_k"), strict=True):
         heights = [float(point.split(",")[1]) for point in curve.attrib["points"].split()]
         values = cast("list[float]", done.column(name))
         assert heights.index(min(heights)) == values.index(max(values))  # the highest value stands at the top
     assert all(svg.attrib["aria-label"] for svg in tree.iter("svg"))
     assert "<script" not in shown
     assert "http" not in shown
-    assert len(shown) < 8000
+    assert len(shown) < 12000
+
+
+def test_the_card_links_to_the_folder_and_does_not_repeat_itself(done: Run, tmp_path: Path) -> None:
+    same: ModelResult = {"round": 5, "test_loss": 0.5, "test_accuracy": 0.75}
+    kept = Run(done.experiment, done.rounds, {"tau_all": 7, "kept": same, "last": same}, folder=tmp_path / "a run")
+    tree = xml.fromstring(kept._repr_html_())
+    assert [[cell.text for cell in row] for row in tree.iter("tr")][1:] == [["kept = last", "5", "0.5000", "75.00 %"]]
+    (link,) = tree.iter("a")
+    assert (link.text, link.attrib["href"]) == (str(tmp_path / "a run"), (tmp_path / "a run").as_uri())
+
+
+def test_progress_in_a_notebook_is_one_line_that_is_replaced(done: Run) -> None:
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    InteractiveShell.instance()
+    progress = NotebookProgress()
+    with capture_output() as shown:
+        progress.start(done.experiment, None)
+        for record in done.rounds:
+            progress.round(record)
+        progress.end(done)
+    InteractiveShell.clear_instance()
+    texts = [output.data["text/plain"] for output in shown.outputs]
+    assert len({output.transient["display_id"] for output in shown.outputs}) == 1
+    assert [output.update for output in shown.outputs] == [False] + 6 * [True]
+    assert texts[0].startswith("FedVeca, svm on digits, 5 clients, case3, 5 rounds")
+    assert texts[3].startswith("fedveca seed 0  round 3/5  accuracy ")
+    assert texts[-1] == describe_end(done)
+    assert not is_notebook()
 
 
 def test_a_run_that_has_not_ended_or_not_begun_shows_itself_too(done: Run) -> None:
@@ -59,7 +96,7 @@ def test_words_stay_words(done: Run) -> None:
     strange = Run(Experiment(model=f"custom:{evil}"), done.rounds, done.summary | {"stopped": evil}, folder=Path(evil))
     shown = strange._repr_html_()
     assert evil not in shown
-    assert unescape(shown).count(evil) == 3
+    assert unescape(shown).count(evil) == 3  # the link has it in code
 
 
 def test_frame_has_a_row_a_round(done: Run) -> None:

@@ -88,12 +88,51 @@ def test_curves_are_named_by_what_tells_them_apart() -> None:
         ("FedAvg", 1),
     ]
     assert labels({"clients": 5}, {"clients": 9}, {"method": "fedavg", "tau_all": 7}) == [
-        ("FedVeca clients=5", 1),
+        ("FedVeca", 1),
         ("FedVeca clients=9", 1),
-        ("FedAvg clients=5", 1),
+        ("FedAvg", 1),
+    ]  # only what differs from the most common value
+    assert labels({"lr": 0.1}, {"method": "fedavg", "lr": 0.2}) == [("FedVeca lr=0.1", 1), ("FedAvg lr=0.2", 1)]
+    assert labels({"method": "fedavg", "tau_all": 7}, {"method": "fedavg", "tau_all": 8, "seed": 1}) == [("FedAvg", 2)]
+    assert labels({"method": "fedavg", "tau_all": 7}, {"method": "fedavg", "tau_all": 8}) == [
+        ("FedAvg tau_all=7", 1),
+        ("FedAvg tau_all=8", 1),
     ]
     looks = [(c.colour, c.dash) for c in series.group_curves(made([], lr=0.001 * (i + 1)) for i in range(20))]
     assert len(set(looks)) == 20
+
+
+def test_a_method_keeps_its_colour_among_settings_of_several() -> None:
+    settings: list[dict[str, Any]] = [
+        {"alpha": 0.5},
+        {"alpha": 0.9},
+        {"method": "fedavg"},
+        {"method": "fedavg", "lr": 0.1},
+    ]
+    curves = series.group_curves(made([], **s) for s in settings)
+    assert [c.colour for c in curves] == [series.find_look(c.method)[1] for c in curves]
+    assert [c.dash for c in curves] == ["-", "--", "--", "-."]
+
+
+def test_a_seed_counts_once() -> None:
+    """The same run done twice is not two seeds, and a run of the same seed that went less far is left out."""
+    lines = [line(0, test_loss=1.0), line(1, test_loss=0.5)]
+    slower = [record | {"seconds": 9.0} for record in lines]
+    other = [line(0, test_loss=7.0)]
+    runs = [made(lines), made(slower), made(other), made(lines, seed=3)]
+    (curve,) = series.group_curves(runs)
+    assert [run.experiment.seed for run in curve.runs] == [0, 3]
+    assert (curve.identical, curve.conflicting) == (1, 1)
+    assert curve.runs[0] is runs[0]
+    (row,) = series.tabulate([curve])
+    assert (row.seeds, row.models["last"]["test_loss"]) == (2, (0.5, 0.0, 2))
+
+
+def test_values_of_single_seeds_stand_at_the_points_of_the_band() -> None:
+    first = made([line(0, test_loss=1.0), line(1), line(2, test_loss=0.5)])
+    second = made([line(0, test_loss=3.0)], seed=1)
+    assert series.compute_band([first, second], "test_loss")["x"]["rounds"] == [1, 3]
+    assert series.list_seed_values([first, second], "test_loss") == [[1.0, 0.5], [3.0, None]]
 
 
 def test_sections_hold_what_may_be_compared() -> None:
@@ -124,10 +163,8 @@ def test_table_leaves_diverged_runs_out_and_counts_what_is_missing() -> None:
     assert rows[0].steps == (50, pytest.approx(math.sqrt(200)), 2)  # of the runs that did not diverge
     assert rows[1].models["kept"]["test_loss"].mean is None
     assert (rows[1].models["last"]["test_loss"].mean, rows[1].steps.mean) == (2.0, 5)
-    assert series.find_best(rows, "kept", "test_accuracy", "higher") == 0.6
-    assert series.find_best(rows, "last", "test_loss", "lower") == 2.0
-    assert series.find_best(rows, "last", "test_loss", None) is None
-    assert series.find_best(rows[:1], "last", "test_loss", "lower") is None  # nothing to compare with
+    assert (rows[1].seconds.mean, rows[1].traffic.mean) == (0.5, 30)
+    assert rows[0].by_seed["kept"]["test_accuracy"] == {0: 0.5, 1: 0.7}
 
 
 def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:

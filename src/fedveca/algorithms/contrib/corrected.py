@@ -36,7 +36,7 @@ class CorrectedWalk(NamedTuple):
     walk: Walk
 
 
-@method("corrected", title="FedVeca corrected", colour="#E69F00", adaptive=True)
+@method("corrected", title="FedVeca corrected", colour="#B77900", dash="-..", adaptive=True)
 @dataclass(frozen=True)
 class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
     """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used for steps."""

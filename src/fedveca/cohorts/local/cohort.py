@@ -39,6 +39,7 @@ _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be t
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
 _CUDA_PROBE_BYTES = 4 * 2**30
+_LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
 _STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
 
@@ -234,7 +235,9 @@ class LocalCohort:
         if self._lanes:
             index = draw_rows(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
-            w, s, running = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), running, seeds)
+            before = () if running is None else (running,)
+            w, s, after = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), before, seeds)
+            running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
                 w, s = self._take_local_steps(k, order, s, w, running, chunk)
@@ -333,7 +336,9 @@ class LocalCohort:
             return unknown[:, 0], unknown.expand_as(w)
         sizes, starts = self.sizes[chunk.ids].tolist(), self.start[chunk.ids].tolist()
         counts = [min(self.probe, size) if self.probe else size for size in sizes]
-        if len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
+        if self._lanes and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
+            F, g = self._probe_on_lanes(self._lanes, w, running, chunk, counts)
+        elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
             F, g = self._probe_together(w, running, chunk, counts)
         else:
             each = [None] * len(w) if running is None else list(running)
@@ -341,6 +346,20 @@ class LocalCohort:
             alone = [self._probe_alone(*job, want_gradient) for job in jobs]
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if want_gradient else unknown.expand_as(w)
+
+    def _probe_on_lanes(
+        self, lanes: Lanes, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Clients side by side on a CUDA device, in captured passes of equally many rows, padded with weight 0."""
+        _, start, size, _ = chunk.table[:, :, None]
+        count = torch.tensor(counts, device=self.device)[:, None]
+        rows = max(1, min(self.block, self.most_rows // lanes.size, max(counts)))
+        j = torch.arange(-(-max(counts) // rows) * rows, device=self.device)
+        index = start + torch.where(j < count, j * size // count, 0)
+        weight = (j < count).float() / count
+        before = () if running is None else (running,)
+        n = len(counts)
+        return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), before)
 
     def _probe_together(
         self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]

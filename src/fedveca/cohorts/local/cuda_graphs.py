@@ -6,8 +6,10 @@ launch; the host never waits inside a round.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.tasks.problem import Problem
 
+Running = tuple[Tensor, ...]  # statistics [n, S], or nothing
 PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
 
 
@@ -32,82 +35,166 @@ class Lanes:
         s: object,
         index: Tensor,
         tau: list[int],
-        running: Tensor | None,
+        running: Running,
         seeds: list[int] | None,
-    ) -> tuple[Tensor, object, Tensor | None]:
+    ) -> tuple[Tensor, object, Running]:
         """w [n, P], s and the statistics [n, S] after each client's tau steps from order.w.
 
         The rows are index [n, tau, B]; `seeds` are the clients', where the model draws.
         """
-        while len(self._lanes) < min(self.size, len(tau)):
+
+        def work(lane: Lane, i: int) -> tuple[Tensor, object, Running]:
+            mine, now = tree_map(lambda v: v[i : i + 1], (s, running))
+            return lane.take_local_steps(order, mine, index[i, : tau[i]], now, seeds[i] if seeds else None)
+
+        done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
+        return done
+
+    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+        """F [n] and grad F [n, P] at w [n, P] on the rows index [n, passes, R], which count weight [n, passes, R]."""
+
+        def work(lane: Lane, i: int) -> tuple[Tensor, Tensor]:
+            now = tree_map(lambda v: v[i : i + 1], running)
+            return lane.probe(w[i : i + 1], index[i], weight[i], now)
+
+        found: tuple[Tensor, Tensor] = self._distribute(len(w), work)
+        return found
+
+    def _distribute(self, clients: int, work: Callable[[Lane, int], object]) -> Any:
+        """What each client's work gives, side by side; the lanes take turns."""
+        while len(self._lanes) < min(self.size, clients):
             self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
         main = torch.cuda.current_stream()
         for lane in self._lanes:
             lane.stream.wait_stream(main)
         out = []
-        for i, steps in enumerate(tau):
+        for i in range(clients):
             lane = self._lanes[i % len(self._lanes)]
-            mine, now = tree_map(lambda v, i=i: v[i : i + 1], (s, running))
             with torch.cuda.stream(lane.stream):
-                out.append(lane.take_local_steps(order, mine, index[i, :steps], now, seeds[i] if seeds else None))
+                out.append(work(lane, i))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
-        all_of_them: tuple[Tensor, object, Tensor | None] = tree_map(lambda *parts: torch.cat(parts), *out)
-        return all_of_them
+        return tree_map(lambda *parts: torch.cat(parts), *out)
+
+
+class LaneWork(NamedTuple):
+    """What the clients of a lane compute, and where."""
+
+    algorithm: Algorithm
+    problem: Problem
+    pick: PickRows
+    stream: torch.cuda.Stream
+    generators: list[torch.Generator]
+
+    def capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        for _ in range(3):  # libraries choose their kernels before the capture
+            body()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        collecting = gc.isenabled()
+        gc.disable()  # freeing an old graph meanwhile would spoil the capture
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                body()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
 
 
 class Lane:
-    """One client's local steps, replayed on a stream of their own."""
+    """One client's work, replayed on a stream of its own."""
 
     def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
-        self.algorithm, self.problem, self.pick = algorithm, problem, pick
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.generators = [torch.Generator("cuda")] if problem.random else None  # of this lane alone
+        self.generators = [torch.Generator("cuda")] if problem.random else []  # of this lane alone
+        self.work = LaneWork(algorithm, problem, pick, self.stream, self.generators)
+        self.steps: CapturedSteps | None = None
+        self.probes: CapturedProbe | None = None
 
     def take_local_steps(
-        self, order: Order, s: object, index: Tensor, running: Tensor | None, seed: int | None
-    ) -> tuple[Tensor, object, Tensor | None]:
+        self, order: Order, s: object, index: Tensor, running: Running, seed: int | None
+    ) -> tuple[Tensor, object, Running]:
         """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
 
         Each replay draws from where the last one ended, so every step of a client draws anew from its seed.
         """
-        if self.graph is None or len(index) > len(self.index):
-            self._capture(order, s, index, running)
-        assert self.graph is not None
-        if self.generators and seed is not None:
-            self.generators[0].manual_seed(seed)
+        if self.steps is None or len(index) > self.steps.room:
+            self.steps = CapturedSteps(self.work, order, s, index, running)
+        for generator in self.generators:
+            assert seed is not None
+            generator.manual_seed(seed)
+        return self.steps.run(order, s, index, running)
+
+    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+        """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
+        if self.probes is None or index.shape[1] != self.probes.rows or len(index) > self.probes.room:
+            self.probes = CapturedProbe(self.work, w, index, weight, running)
+        return self.probes.run(w, index, weight, running)
+
+
+class CapturedSteps:
+    """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next."""
+
+    def __init__(self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running) -> None:
+        self.work = work
+        self.order, self.s, self.running = tree_map(torch.clone, (order, s, running))
+        self.w = order.w.clone()[None]
+        self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
+        self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
+        self.index = index[:1].repeat(self.room, 1)
+        self.graph = work.capture(self._step)
+
+    def run(self, order: Order, s: object, index: Tensor, running: Running) -> tuple[Tensor, object, Running]:
         _copy((self.order, self.s, self.running), (order, s, running))
         self.w.copy_(order.w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
         for _ in range(len(index)):
             self.graph.replay()
-        done: tuple[Tensor, object, Tensor | None] = tree_map(torch.clone, (self.w, self.s, self.running))
+        done: tuple[Tensor, object, Running] = tree_map(torch.clone, (self.w, self.s, self.running))
         return done
 
-    def _capture(self, order: Order, s: object, index: Tensor, running: Tensor | None) -> None:
-        self.order, self.s, self.running = tree_map(torch.clone, (order, s, running))
-        self.w = order.w.clone()[None]
-        self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
-        room = -(-(len(index) + 3) // 64) * 64  # steps that fit before the graph is captured again
-        self.index = index[:1].repeat(room, 1)
-        for _ in range(3):  # libraries choose their kernels before the capture
-            self._step()
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        for generator in self.generators or ():
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=self.stream):
-            self._step()
-        self.graph = graph
-
     def _step(self) -> None:
-        x, y = self.pick(self.index.index_select(0, self.at))
-        g = self.problem.slope(self.w, x, y, statistics=self.running, generators=self.generators)
-        w, s = self.algorithm.step(self.order, self.s, self.w, g)
+        algorithm, problem, pick, _, generators = self.work
+        x, y = pick(self.index.index_select(0, self.at))
+        now = self.running[0] if self.running else None
+        g = problem.slope(self.w, x, y, statistics=now, generators=generators or None)
+        w, s = algorithm.step(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
+        self.at.add_(1)
+
+
+class CapturedProbe:
+    """A pass of the probe, captured once; rows that pad it count 0."""
+
+    def __init__(self, work: LaneWork, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> None:
+        self.work, self.rows, self.room = work, index.shape[1], len(index) + 3
+        self.w, self.running = tree_map(torch.clone, (w, running))
+        self.F, self.g = torch.zeros_like(w[:, 0]), torch.zeros_like(w)
+        self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
+        self.index, self.weight = index[:1].repeat(self.room, 1), weight[:1].repeat(self.room, 1)
+        self.graph = work.capture(self._add_pass)
+
+    def run(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+        _copy((self.w, self.running), (w, running))
+        for v in (self.F, self.g, self.at):
+            v.zero_()
+        self.index[: len(index)].copy_(index)
+        self.weight[: len(index)].copy_(weight)
+        for _ in range(len(index)):
+            self.graph.replay()
+        return self.F.clone(), self.g.clone()
+
+    def _add_pass(self) -> None:
+        x, y = self.work.pick(self.index.index_select(0, self.at))
+        now = self.running[0] if self.running else None
+        F, g = self.work.problem.gradients(self.w, x, y, self.weight.index_select(0, self.at), now)
+        self.F.add_(F)
+        self.g.add_(g)
         self.at.add_(1)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_tgz
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import NPM, SOURCES, Archive, Contents, Package, Source, published, read_files
 
 ROW = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
@@ -21,7 +21,7 @@ BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 SIZES = {f"{batch}.bin": 10_000 * ROW for batch in BATCHES}
 
 
-@dataset("cifar10", "60,000 photographs of 32 x 32 pixels in colour")
+@dataset("cifar10", "60,000 photographs of 32 x 32 pixels in colour", Recommended(model="cnn", batch=100))
 def load_cifar10(request: Request) -> Dataset:
     """CIFAR-10 from its binary version."""
     files = read_files("cifar10", request.data_dir)[1]

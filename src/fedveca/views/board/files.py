@@ -17,6 +17,7 @@ from fedveca.safe_files import open_regular
 
 SETTINGS_BYTES, SETTINGS_DOTS = 2**16, 1000  # tomllib takes the square of a dotted key's length
 HIGHEST_SETTING = 2**31 - 1  # of clients and rounds, as in Experiment
+NAME_LETTERS = 100  # of a setting or a recorded quantity that is shown
 
 
 class Stamp(NamedTuple):
@@ -117,3 +118,13 @@ def to_plain_json(value: object) -> Json:
     if value is None or isinstance(value, bool | str) or is_number(value):
         return value
     return None if isinstance(value, int | float) else str(value)
+
+
+def is_shown_name(name: str) -> bool:
+    """Whether a recorded name or a setting is one to show; a space begins those of the board itself."""
+    return 0 < len(name) <= NAME_LETTERS and name[0] != " "
+
+
+def round_number(value: float) -> float:
+    """Six digits, which are more than a screen shows."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")

@@ -20,6 +20,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
+_FOREIGN = ("cross-site", "same-site")  # what browsers say of requests that another page makes
 
 
 def is_loopback(host: str) -> bool:
@@ -50,7 +51,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in _HEADERS.items())]
+                own = {name for name, _ in message["headers"]}
+                usual = ((k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in own)
+                message["headers"] = [*message["headers"], *usual]
             await send(message)
 
         if scope["type"] == "http":
@@ -65,6 +68,8 @@ class Guard:
             return _reply(405, "the board is read-only")
         if not self.accepts(request.headers.get("host", "")):
             return _reply(421, "this Host header is not accepted; start the board with --name to accept it")
+        if request.url.path.startswith("/api/") and request.headers.get("sec-fetch-site", "") in _FOREIGN:
+            return _reply(403, "a page of another site asks for this; only the board's own page and programs may")
         if not self.token:
             return None
         sent = request.query_params.getlist("token")

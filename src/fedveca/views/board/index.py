@@ -6,8 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,15 +25,27 @@ from fedveca.runs.schema import (
     get_number,
     short_label,
 )
-from fedveca.views.board.files import Stamp, get_count, is_locked, read_last_lines, read_settings, stamp_file
+from fedveca.views.board.files import (
+    Stamp,
+    get_count,
+    is_locked,
+    is_shown_name,
+    read_last_lines,
+    read_settings,
+    round_number,
+    stamp_file,
+)
 
 QUIET_SECONDS = 300.0  # without a new round, after which a run without a lock file no longer counts as running
 _DEPTH = 12
-_FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE)
-_LETTERS = 200  # of a setting or a metric's name in the list
-_ENDED = "its process ended before the last round; to resume: "
+_STOP_MARK = "stopped.json"  # as in fedveca.runs.folder, which would load PyTorch
+_FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE, _STOP_MARK)
+_LETTERS = 200  # of a setting of MAIN or a metric's name in the list
+_OTHER_LETTERS, _SETTINGS, _VALUES = 80, 64, 32  # of any other setting; settings and recorded numbers of one run
+MAIN = ("method", "data", "model", "partition", "clients", "seed")
 
 ShownSetting = str | float | None
+RunState = Literal["running", "paused", "finished", "diverged", "damaged", "inactive"]
 
 
 @dataclass
@@ -55,9 +68,12 @@ class Row:
     better: Direction | None = None
     score: float | None = None
     loss: float | None = None
-    state: Literal["running", "finished", "stopped", "diverged", "quiet", "invalid"] = "running"
+    state: RunState = "running"
     why: str = ""
+    resume: str = ""  # the command, where the run can be resumed
     left: float | None = None  # seconds
+    settings: dict[str, ShownSetting] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)  # recorded numbers, the latest; of the kept model at the end
 
 
 @dataclass
@@ -68,6 +84,7 @@ class Facts:
     row: Row
     locked: bool | None = None
     pace: tuple[int, float] = (0, 0.0)  # rounds and time when it was first seen
+    resume: str = ""  # the command, once it was asked for
 
 
 class RunIndex:
@@ -124,7 +141,7 @@ def _read_row(name: str, folder: Path, stamps: tuple[Stamp | None, ...]) -> Row:
     times = [stamp.changed / 1e9 for stamp in stamps if stamp]
     began = next((stamp.changed / 1e9 for stamp in (stamps[0], stamps[2]) if stamp), 0.0)
     row = Row(name, began, max(times, default=0.0))
-    wrong = []
+    wrong = [] if stamps[2] else ["rounds.jsonl is missing"]
     for there, read in ((stamps[0], _add_settings), (stamps[2], _add_rounds), (stamps[1], _add_summary)):
         try:
             if there:
@@ -132,7 +149,7 @@ def _read_row(name: str, folder: Path, stamps: tuple[Stamp | None, ...]) -> Row:
         except Exception as error:  # whatever one folder holds, the rows of the others stay
             wrong.append(f"{error!s:.500}" or type(error).__name__)
     if wrong:
-        row.state, row.why = "invalid", "; ".join(wrong)
+        row.state, row.why = "damaged", "; ".join(wrong)
     directions = {} if row.metric in SCHEMA or not row.metric else read_directions(folder)
     row.label, row.better = short_label(row.metric), describe_quantity(row.metric, directions).better
     return row
@@ -142,9 +159,15 @@ def _add_settings(row: Row, folder: Path) -> None:
     settings = read_settings(folder)
     get_count(settings, "clients")
     row.of = get_count(settings, "rounds")
-    for key in ("method", "data", "model", "partition", "clients", "seed"):
-        value = settings.get(key)
-        setattr(row, key, value[:_LETTERS] if isinstance(value, str) else finite_number(value))
+    for key in MAIN:
+        setattr(row, key, _show_setting(settings.get(key), _LETTERS))
+    for key, value in settings.items():
+        if len(row.settings) < _SETTINGS and is_shown_name(key) and not isinstance(value, list | dict):
+            row.settings[key] = _show_setting(value, _OTHER_LETTERS)
+
+
+def _show_setting(value: object, letters: int) -> ShownSetting:
+    return value[:letters] if isinstance(value, str) else str(value) if value is True else finite_number(value)
 
 
 def _add_rounds(row: Row, folder: Path) -> None:
@@ -154,6 +177,7 @@ def _add_rounds(row: Row, folder: Path) -> None:
         lines += 1
         if line:
             row.rounds = max(row.rounds, line.round + 1)
+            _add_values(row, {k: v for k, v in line.values.items() if k != "round" and k not in row.values})
             _add_score(row, line.values)
             if row.score is not None:
                 break
@@ -164,8 +188,25 @@ def _add_rounds(row: Row, folder: Path) -> None:
 def _add_summary(row: Row, folder: Path) -> None:
     summary = read_object(folder, "summary.json")
     kept, stopped = summary.get("kept"), summary.get("stopped")
-    _add_score(row, kept if isinstance(kept, dict) else {})
+    kept = kept if isinstance(kept, dict) else {}
+    _add_score(row, kept)
+    ends = {
+        "kept_round": kept.get("round"),
+        "total_steps": summary.get("tau_all"),
+        "total_seconds": summary.get("seconds"),
+    }
+    _add_values(row, {k: v for k, v in kept.items() if k != "round"} | ends)
     row.state, row.why = ("diverged", str(stopped)[:500]) if stopped else ("finished", "")
+    rounds = get_number(summary, "rounds")
+    if rounds is not None and row.rounds < rounds:
+        raise UserError(f"rounds.jsonl ends at round {row.rounds}, but summary.json records {rounds:g} rounds")
+
+
+def _add_values(row: Row, record: Mapping[str, object]) -> None:
+    for name, value in record.items():
+        number = finite_number(value)
+        if number is not None and is_shown_name(name) and (name in row.values or len(row.values) < _VALUES):
+            row.values[name] = round_number(number)
 
 
 def _add_score(row: Row, record: Mapping[str, object]) -> None:
@@ -175,21 +216,42 @@ def _add_score(row: Row, record: Mapping[str, object]) -> None:
 
 
 def _make_row(facts: Facts, now: float, folder: Path) -> Row:
-    """The row with its state now: of a run without a summary the lock decides, else the clock."""
+    """The row with its state now: without a summary the lock decides, then the mark of a stop, then the clock."""
     row = replace(facts.row)
     if row.state != "running":
         return row
-    if facts.locked is False:
-        row.state, row.why = "stopped", _ENDED + how_to_resume(folder)
+    if not facts.locked and facts.stamps[-1]:
+        row.state, row.why = "paused", "it was stopped between two rounds, and everything is saved"
+    elif facts.locked is False:
+        row.state, row.why = "inactive", "its process ended before the last round"
     elif facts.locked is None and now - row.changed > QUIET_SECONDS:
         minutes = f"{QUIET_SECONDS / 60:.0f} min"
-        row.state, row.why = "quiet", f"no summary, and no new round for more than {minutes}: stopped or slow"
+        row.state, row.why = (
+            "inactive",
+            f"no summary, and no new round for more than {minutes}: it ended early, or is slow",
+        )
     else:
         rounds, since = facts.pace
         done, passed = row.rounds - rounds, row.changed - since
         if row.of and done > 0 and passed > 1:
             row.left = round(passed / done * max(0, row.of - row.rounds), 1)
+        return row
+    facts.resume = facts.resume or how_to_resume(folder)
+    row.resume = facts.resume
     return row
+
+
+def share_settings(rows: Sequence[Row]) -> dict[str, ShownSetting]:
+    """The most common value of each setting; rows keep only what differs from it, None where they lack it."""
+    counts: dict[str, Counter[ShownSetting]] = {}
+    for row in rows:
+        for key, value in row.settings.items():
+            counts.setdefault(key, Counter())[value] += 1
+    common = {key: count.most_common(1)[0][0] for key, count in counts.items() if sum(count.values()) * 2 > len(rows)}
+    for row in rows:
+        mine = {key: value for key, value in row.settings.items() if key not in common or value != common[key]}
+        row.settings = mine | {key: None for key in common if key not in row.settings}
+    return common
 
 
 def _is_text(name: str) -> bool:

@@ -15,16 +15,17 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveca.errors import UserError
 from fedveca.runs.files import OBJECT_BYTES
 from fedveca.runs.schema import SCHEMA, Json, describe_quantity, get_number, is_number
-from fedveca.views.board.downsample import Cells, Floats, average_blocks, find_window, thin_curve
-from fedveca.views.board.files import HIGHEST_SETTING, Line, Stamp, open_file, parse_line, to_plain_json
+from fedveca.views.board.downsample import Cells, Floats, Places, average_blocks, find_window, thin_curve
+from fedveca.views.board.files import HIGHEST_SETTING, Line, Stamp, is_shown_name, open_file, parse_line, to_plain_json
 
 BOARD_AXES = ("round", "steps", "bytes", "seconds")
 _CELLS = 2**23  # of one heat map in memory; more clients than fit are averaged in blocks as they come
-_NUMBERS = 16 * _CELLS  # of one run in memory
+NUMBERS = 16 * _CELLS  # of one run in memory
 _SENT, _CHUNK = 2**20, 2**18  # cells of a heat map in an answer, and those that are averaged at a time
-_NAMES, _LETTERS = 64, 100  # recorded names, and letters of one
+_NAMES = 64  # recorded names
 _LINE_BYTES = 2**26
 _LARGE = 2**20  # bytes of a line that is parsed alone: what JSON makes of it takes many times as much
 _FAULTS = 1000
@@ -119,7 +120,7 @@ class RunTail:
         if within:
             return
         with _parsing if len(content) > _LARGE else nullcontext():
-            line = parse_line(content) if ended and self.kept < _NUMBERS else None
+            line = parse_line(content) if ended and self.kept < NUMBERS else None
             former = self.columns.get("round")
             if line is None or (former and line.round < former.values[-1]):
                 self.damaged += 1
@@ -147,7 +148,7 @@ class RunTail:
         self.ends.append(len(self.places))
         if {"bytes_up", "bytes_down"} & line.values.keys():
             sums[" bytes"] = sum(get_number(line.values, name) or 0 for name in ("bytes_up", "bytes_down"))
-        shown = {name: value for name, value in line.values.items() if _is_shown(name)}
+        shown = {name: value for name, value in line.values.items() if is_shown_name(name)}
         for name, value in (sums | shown).items():
             self._add_number(name, row, value)
         self._add_faults(line)
@@ -169,7 +170,7 @@ class RunTail:
         return np.array(ids, dtype=np.int64) // self.block
 
     def _add_cells(self, name: str, row: int, values: Floats) -> None:
-        if not _is_shown(name) or (name not in self.grids and len(self.grids) >= _NAMES // 4):
+        if not is_shown_name(name) or (name not in self.grids and len(self.grids) >= _NAMES // 4):
             return
         grid = self.grids.setdefault(name, Column("f"))
         grid.rows.append(row)
@@ -189,17 +190,36 @@ class RunTail:
 
     def list_names(self) -> tuple[list[str], list[str]]:
         """The recorded names with one number per round, and those with one per client."""
-        return [n for n in self.columns if n != "round" and _is_shown(n)], list(self.grids)
+        return [n for n in self.columns if n != "round" and is_shown_name(n)], list(self.grids)
 
     def read_curve(self, name: str, axis: str, low: float, high: float, width: int) -> list[list[float | None]]:
-        """A recorded name over an axis, thinned to the screen's width: all x, then all y."""
-        if name not in self.columns or not _is_shown(name):
-            return [[], []]
-        column, x = self.columns[name], self._read_axis(axis)
+        """A recorded name over an axis: all x, then all y; thinned to the screen's width, all lows and highs too."""
+        _, x, y = self.read_points(name, axis, low, high)
+        return [round_digits(v) for v in thin_curve(x, y, width)]
+
+    def read_points(self, name: str, axis: str, low: float, high: float) -> tuple[Places, Floats, Floats]:
+        """A recorded name over a window of an axis, as it was recorded: rounds counted from 1, x, y."""
+        if name not in self.columns or not is_shown_name(name):
+            return np.zeros(0, int), np.zeros(0), np.zeros(0)
+        column = self.columns[name]
+        rows, x = np.array(column.rows), self._read_axis(axis)
         at_start = name in SCHEMA and SCHEMA[name].at == "start"  # the model before the round
-        x = (np.concatenate([[0.0], x]) if at_start else x)[np.array(column.rows)]
+        x = (np.concatenate([[0.0], x]) if at_start else x)[rows]
         part = find_window(x, low, high)
-        return [_round_digits(v) for v in thin_curve(x[part], np.array(column.values)[part], width)]
+        return self._read_axis("round").astype(int)[rows][part], x[part], np.array(column.values)[part]
+
+    def list_cells(self, name: str, low: float, high: float) -> Iterator[tuple[int, int, float]]:
+        """Round, client and number of a window of the rounds, as they were recorded; UserError for means of blocks."""
+        grid, rounds = self.grids.get(name), self._read_axis("round")
+        if grid is None:
+            return
+        if self.block > 1:
+            raise UserError(f"{name} of {self.clients} clients is kept as means only; its numbers are in rounds.jsonl")
+        first, last = int(np.searchsorted(rounds, low, "left")), int(np.searchsorted(rounds, high, "right"))
+        for down, across, values in self._read_cells(grid, first, last):
+            for client, k, value in zip(down.tolist(), across.tolist(), values.tolist(), strict=True):
+                if is_number(value):
+                    yield int(rounds[first + k]), client, value
 
     def _read_axis(self, axis: str) -> NDArray[np.float64]:
         """[K] the axis' value after each round, rising."""
@@ -220,7 +240,7 @@ class RunTail:
         side = self.block * tall
         x = (rounds[first:last:wide] + (wide - 1) / 2).tolist()  # even steps: browsers draw such maps far faster
         y = [i * side + (side - 1) / 2 for i in range(len(z))]
-        return {"x": x, "y": y, "z": [_round_digits(row) for row in z], "rounds": wide, "clients": side}
+        return {"x": x, "y": y, "z": [round_digits(row) for row in z], "rounds": wide, "clients": side}
 
     def _read_cells(self, grid: Column, first: int, last: int) -> Iterator[Cells]:
         """Where the numbers of some lines belong, down and across, and the numbers; not too many at a time."""
@@ -277,16 +297,11 @@ def _average(values: Floats, within: NDArray[np.integer], blocks: int) -> Floats
     return means
 
 
-def _is_shown(name: str) -> bool:
-    """Whether a recorded name is one to show; a space begins those of this file."""
-    return 0 < len(name) <= _LETTERS and name[0] != " "
-
-
 def _to_text(value: Json, most: int) -> str:
     return str(value)[:most] if value is None or isinstance(value, str | int | float) else "invalid"
 
 
-def _round_digits(values: Floats) -> list[float | None]:
+def round_digits(values: Floats) -> list[float | None]:
     """Six digits are more than a screen shows; what is absent is null."""
     there = np.isfinite(values)
     size = np.abs(np.where(there & (values != 0), values, 1.0))

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveca.algorithms.registry import is_pooled
-from fedveca.errors import UserError, printable
+from fedveca.errors import UserError
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
-from fedveca.runs.schema import describe_quantity, get_number
-from fedveca.views.paths import require_file, write_file
-from fedveca.views.series import find_direction, find_look, group_curves, list_metrics
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from fedveca.runs.schema import Direction, describe_quantity, get_number
+from fedveca.views.figures.style import (
+    STYLE,
+    draw_band,
+    escape_label,
+    find_linestyle,
+    label_lines,
+    save_figure,
+)
+from fedveca.views.series import Curve, find_direction, find_look, group_curves, list_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-STYLE: Any = {  # matplotlib types its keys one by one, and only in some versions
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "svg.hashsalt": "fedveca",
-    "svg.fonttype": "none",
-    "figure.facecolor": "white",
-}
-DATED = {".svg": "Date", ".pdf": "CreationDate", ".png": "Software"}  # what would make two files differ
 MOST_PANELS = 12  # of one figure
+MOST_NAMES, MOST_LETTERS = 10, 30  # of lines that are named at their ends; a legend names more and longer ones
 SeedRounds = NDArray[np.float64]
-
-
-def escape_label(text: str) -> str:
-    """A text from a folder for a figure: on one line, not a formula, and bounded."""
-    return printable(text, 200).replace("$", r"\$")
 
 
 def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
@@ -56,41 +39,34 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
     names = [name for name in list_metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
     if len(names) > MOST_PANELS:
         raise UserError(f"these runs have {len(names)} names of test values; one figure shows at most {MOST_PANELS}")
+    curves = group_curves(runs)
+    seeds = max(len(curve.runs) for curve in curves)
     with plt.rc_context(STYLE):
-        wide = 4.75 * len(names)
+        wide = 5.2 * len(names)
         figure, axes = plt.subplots(1, len(names), figsize=(wide, 3.9), layout="constrained", squeeze=False)
         for axis, name in zip(axes[0], names, strict=True):
-            for curve in group_curves(runs):
+            for curve in curves:
                 draw_line(axis, curve.runs, name, (escape_label(curve.label), curve.colour, curve.dash))
             focus_axis(axis, runs, name)
             axis.set_xlabel("round")
             unit = " (%)" if describe_quantity(name).unit == "share" else ""
             axis.set_ylabel(escape_label(name.replace("_", " ")) + unit)
-        if axes[0, -1].get_legend_handles_labels()[0]:
-            rising = find_direction(runs, names[-1]) == "higher"
-            axes[0, -1].legend(loc="lower right" if rising else "upper right")
-        figure.suptitle(escape_label(title), fontsize=11)
-        save_figure(figure, path)
+        spread = f"mean of {seeds} seeds, band of one standard deviation" if seeds > 1 else ""
+        shown = ", ".join(name.replace("_", " ") for name in names)
+        if title or spread:
+            figure.suptitle(escape_label(title or spread))
+        _name_lines(axes[0], curves)
+        listed = "; ".join(curve.label for curve in curves)
+        about = ", ".join(filter(None, (f"{shown} over rounds", spread)))
+        save_figure(figure, path, title or f"{shown} over rounds", f"{about}. Lines: {listed}.")
 
 
-def require_figure_file(path: Path) -> None:
-    """UserError where a figure cannot be written into this file."""
-    require_file(path)
-    if path.suffix not in DATED:
-        raise UserError(f"{path} is not the name of a figure; it ends in {', '.join(DATED)}")
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Writes the same bytes for the same runs, whole or not at all, and closes the figure."""
-    path, content = Path(path), io.BytesIO()
-    try:
-        require_figure_file(path)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font|constrained_layout not applied")  # odd names
-            figure.savefig(content, format=path.suffix[1:], dpi=150, metadata={DATED[path.suffix]: None})
-    finally:
-        plt.close(figure)
-    write_file(path, content.getvalue())
+def _name_lines(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:
+    """Names at the lines' ends where they fit, else one legend."""
+    if len(curves) <= MOST_NAMES and max(len(curve.label) for curve in curves) <= MOST_LETTERS:
+        label_lines(*axes)
+    elif axes[-1].get_legend_handles_labels()[0]:
+        axes[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def collect_values(runs: Sequence[Run], name: str) -> tuple[SeedRounds, SeedRounds]:
@@ -116,12 +92,9 @@ def draw_line(
         return
     mean, std = each.mean(0), each.std(0, ddof=1) if len(each) > 1 else 0 * each[0]
     if is_pooled(method):  # one number, drawn across the rounds as in the paper
-        axis.axhline(mean[-1], color=colour, linestyle=dash, linewidth=1.5, label=label)
+        axis.axhline(mean[-1], color=colour, linestyle=find_linestyle(dash), linewidth=1.5, label=label)
         return
-    width, order = (2, 2.5) if method == "fedveca" else (1.5, {"-": 2, "--": 2.1, "-.": 2.2, ":": 2.3}[dash])
-    axis.plot(rounds, mean, color=colour, linestyle=dash, linewidth=width, label=label, zorder=order)
-    if band:
-        axis.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    draw_band(axis, rounds, mean, std if band else None, (label, colour, dash), 2 if method == "fedveca" else 1.6)
 
 
 def focus_axis(axis: Axes, runs: Sequence[Run], name: str) -> None:
@@ -129,8 +102,12 @@ def focus_axis(axis: Axes, runs: Sequence[Run], name: str) -> None:
     each = [v for run in runs if len(v := collect_values([run], name)[1][0]) > 5]
     if not each:
         return
-    rest = np.concatenate([v[len(v) // 20 :] for v in each])
-    better = find_direction(runs, name)
+    focus_values(axis, [v[len(v) // 20 :] for v in each], find_direction(runs, name))
+
+
+def focus_values(axis: Axes, values: Sequence[NDArray[np.float64]], better: Direction | None) -> None:
+    """Limits that leave out the worst 2 % of these values."""
+    rest = np.concatenate(values)
     low, high = np.nanpercentile(rest, [2 if better == "higher" else 0, 98 if better == "lower" else 100])
     pad = max(0.06 * (high - low or 1), 1e-9 * abs(high))
     axis.set_ylim(low - pad, high + pad)

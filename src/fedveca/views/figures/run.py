@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from numpy.typing import NDArray
 
 from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
-from fedveca.views.figures.curves import STYLE, draw_curves, require_figure_file, save_figure
+from fedveca.views.figures.curves import draw_curves
+from fedveca.views.figures.style import (
+    CATEGORIES,
+    INK,
+    STYLE,
+    escape_label,
+    label_lines,
+    require_figure_file,
+    save_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_LABELS = 1000  # columns of discs
-PANELS = {
-    "tau": r"local steps $\tau_{(k,i)}$",
-    "tau_k": r"mean local steps $\tau_k$",
-    "premise": r"premise $\eta\,\tau_k L$",
-    "beta": r"$\beta_{(k,i)}$",
-    "delta": r"$\delta_{(k,i)}$ (log scale)",
-    "A": r"$A_{(k,i)}$ (log scale)",
+PANELS = {  # what is drawn of a quantity, by its name in a round
+    "tau": "local steps τ of each client",
+    "tau_k": "mean local steps τₖ",
+    "premise": "premise η τₖ L",
+    "L": "smoothness L",
+    "beta": "β of each client",
+    "delta": "δ of each client, log scale",
+    "A": "A of each client, log scale",
 }
+INSTANT = ("tau", "tau_k", "premise", "beta", "delta", "A")
+
+
+class QuantityValues(NamedTuple):
+    """A quantity over the rounds: one value per round, or [clients, rounds]."""
+
+    rounds: Sequence[int]
+    values: NDArray[np.float64]
+    clients: Sequence[int] = ()
 
 
 def draw_figure(what: str, runs: Sequence[Run], path: Path) -> None:
@@ -77,7 +100,7 @@ def draw_tau(runs: Sequence[Run], path: Path) -> None:
         axes[0, 0].set_ylabel("client")
         ticks = series.pick_evenly(len(grid), 12)
         axes[0, 0].set_yticks(ticks, [str(heat["clients"][i]) for i in ticks])
-        figure.colorbar(image, ax=axes[0, 0], label=r"$\tau_{(k,i)}$", pad=0.01)
+        figure.colorbar(image, ax=axes[0, 0], label="local steps τ", pad=0.01)
         if mix:
             counts = np.array(mix["labels"], dtype=float)
             share = dict(zip(mix["clients"], counts / np.maximum(1, counts.sum(1, keepdims=True)), strict=True))
@@ -86,38 +109,82 @@ def draw_tau(runs: Sequence[Run], path: Path) -> None:
             axes[0, 1].set_yticks([])
             axes[0, 1].set_xlabel("label (darker: more)")
             axes[0, 1].set_xticks(series.pick_evenly(known.shape[1], 10))
-        save_figure(figure, path)
+        title = f"{find_title(run)}: local steps of each client over the rounds"
+        figure.suptitle(escape_label(title))
+        save_figure(figure, path, title, "Rows are clients, columns are rounds.")
 
 
 def draw_instant(runs: Sequence[Run], path: Path) -> None:
     """Six quantities of the first FedVeca run, round by round: of each client where they are the clients' own."""
     run = _find_adaptive(runs, "instant")
+    found: dict[str, QuantityValues] = {}
+    for name in INSTANT:
+        if name in ("tau_k", "premise"):
+            points = series.compute_band([run], name)
+            rounds = [round(k) for k in points["x"]["rounds"]]
+            found[name] = QuantityValues(rounds, np.array(points["mean"], dtype=float))
+        else:
+            heat = series.make_heat_map(run, name)
+            z = np.array([[np.nan if v is None else v for v in row] for row in heat["z"]], dtype=float)
+            found[name] = QuantityValues(heat["rounds"], z, heat["clients"])
+    draw_quantities(found, path, f"{find_title(run)}: what is estimated in each round")
+
+
+def find_title(run: Run) -> str:
+    """The method of a run and its task, in a few words."""
+    e = run.experiment
+    return f"{series.find_look(e.method)[0]}, {e.model} on {e.data}, seed {e.seed}"
+
+
+def draw_quantities(found: Mapping[str, QuantityValues], path: Path, title: str, note: str = "") -> None:
+    """Six panels: local steps as a map, the server's numbers as a line, the clients' numbers as a line each.
+
+    Args:
+        found: What is drawn, by a name of PANELS; clients are counted from 0, as everywhere.
+        path: The file.
+        title: What it is of.
+        note: What a reader has to know of it.
+    """
+    everyone = sorted({client for quantity in found.values() for client in quantity.clients})
+    few = len(everyone) <= len(CATEGORIES)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
-        for axis, (name, label) in zip(axes.flat, PANELS.items(), strict=True):
-            if name in ("tau_k", "premise"):
-                points = series.compute_band([run], name)
-                axis.plot(points["x"]["rounds"], points["mean"], color="black", linewidth=1.6)
-                axis.set_ylim(bottom=0)
-            else:
-                heat = series.make_heat_map(run, name)
-                few = len(heat["clients"]) <= len(series.COLOURS)
-                for i, (client, row) in enumerate(zip(heat["clients"], heat["z"], strict=True)):
-                    y = [np.nan if v is None else v for v in row]
-                    colour = series.COLOURS[i % len(series.COLOURS)]
-                    dots: Any = {"linestyle": "none", "marker": "o", "markersize": 2.5}
-                    look = dots if name == "tau" else {"linewidth": 1 if few else 0.5}
-                    axis.plot(heat["rounds"], y, color=colour, label=f"client {client}", **look)
-            if name == "premise":
-                axis.axhline(1, color="#444444", linestyle=":")
-            if name in ("delta", "A") and any((v or 0) > 0 for row in heat["z"] for v in row):
-                axis.set_yscale("log")
-            axis.set_ylabel(label)
-        for axis in axes[1]:
+        figure, axes = plt.subplots(2, 3, figsize=(11, 5.8), layout="constrained")
+        named = []
+        for axis, (name, quantity) in zip(axes.flat, found.items(), strict=True):
+            axis.set_title(PANELS[name])
             axis.set_xlabel("round")
-        if few:
-            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
-        save_figure(figure, path)
+            if not quantity.clients:
+                axis.plot(quantity.rounds, quantity.values, color=INK, linewidth=1.5)
+                if name == "premise":
+                    axis.axhline(1, color=INK, linestyle=":", linewidth=1.2, label="bound")
+                    named.append(axis)
+                axis.set_ylim(bottom=0)
+            elif name == "tau":
+                _draw_map(axis, quantity)
+            else:
+                for client, row in zip(quantity.clients, quantity.values, strict=True):
+                    colour = CATEGORIES[everyone.index(client) % len(CATEGORIES)]
+                    label = f"client {client}" if few else ""
+                    axis.plot(quantity.rounds, row, color=colour, linewidth=1.1 if few else 0.5, label=label)
+                if name != "beta" and (quantity.values > 0).any():
+                    axis.set_yscale("log")
+                named += [axis] * few
+        figure.suptitle(escape_label(f"{title} ({note})" if note else title))
+        if named:
+            label_lines(*named)
+        shown = "; ".join(PANELS[name] for name in found)
+        save_figure(figure, path, title, f"Six panels over the rounds: {shown}. {note}")
+
+
+def _draw_map(axis: Axes, quantity: QuantityValues) -> None:
+    """A row per client, a column per round."""
+    edges = (quantity.rounds[0] - 0.5, quantity.rounds[-1] + 0.5, len(quantity.clients) - 0.5, -0.5)
+    image = axis.imshow(quantity.values, cmap="cividis", aspect="auto", interpolation="nearest", extent=edges)
+    axis.grid(False)
+    ticks = series.pick_evenly(len(quantity.clients), 10)
+    axis.set_yticks(ticks, [str(quantity.clients[i]) for i in ticks])
+    axis.set_ylabel("client")
+    plt.colorbar(image, cax=axis.inset_axes((1.02, 0, 0.04, 1)), label="local steps")
 
 
 def draw_partition(runs: Sequence[Run], path: Path) -> None:
@@ -134,7 +201,7 @@ def draw_partition(runs: Sequence[Run], path: Path) -> None:
         high = min(9.0, 1.2 + 0.3 * len(counts))
         figure, axis = plt.subplots(figsize=(min(400.0, 1.5 + 0.5 * counts.shape[1]), high), layout="constrained")
         y, x = np.nonzero(counts)
-        axis.scatter(x, y, s=260 * counts[y, x] / counts.max() * min(1.0, 20 / len(counts)), color="#0072B2")
+        axis.scatter(x, y, s=260 * counts[y, x] / counts.max() * min(1.0, 20 / len(counts)), color=CATEGORIES[0])
         ticks = series.pick_evenly(len(counts), 20)
         axis.set_yticks(ticks, [f"{found['clients'][i]} ({found['sizes'][i]} rows)" for i in ticks])
         axis.set_xticks(series.pick_evenly(counts.shape[1], 10))
@@ -142,7 +209,8 @@ def draw_partition(runs: Sequence[Run], path: Path) -> None:
         axis.set_xlim(-0.6, counts.shape[1] - 0.4)
         axis.set_xlabel("label")
         axis.set_ylabel("client")
-        save_figure(figure, path)
+        axis.set_title("rows of each label on each client; a larger disc: more rows")
+        save_figure(figure, path, "How the rows of each label are distributed over the clients")
 
 
 FIGURES: dict[str, Callable[[Sequence[Run], Path], None]] = {

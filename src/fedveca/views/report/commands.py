@@ -8,27 +8,15 @@ from dataclasses import asdict
 from functools import cache
 
 from fedveca.algorithms.registry import is_adaptive, paper_methods
-from fedveca.runs.compare import find_budget
 from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
 from fedveca.runs.folder import Run
-from fedveca.tasks.custom import CUSTOM
+from fedveca.tasks.names import CUSTOM
+from fedveca.views.comparison import find_budget_setter
 from fedveca.views.series import Curve
 
 SettingValue = str | int | float
 MOST_LINES = 100
 PYTHON_NOTE = "# started from Python with custom objects: {} runs; make them again there, with the same objects"
-
-
-def find_budget_setter(curves: Sequence[Curve]) -> Curve | None:
-    """The method whose total of local steps each rival with fixed steps got as `tau_all`, seed by seed."""
-    rivals = [run.experiment for curve in curves if not is_adaptive(curve.method) for run in curve.runs]
-    for curve in curves:
-        finished = [run for run in curve.runs if run.summary]
-        if rivals and is_adaptive(curve.method) and finished:
-            budgets = {run.experiment.seed: find_budget(run) for run in finished}
-            if all(budgets.get(e.seed) == e.tau_all for e in rivals):
-                return curve
-    return None
 
 
 def make_commands(curves: Sequence[Curve]) -> list[str]:
@@ -55,8 +43,10 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
     """`fedveca compare` where it makes exactly these runs."""
     methods = [curve.method for curve in curves]
     seeds = [run.experiment.seed for run in curves[0].runs]
-    if len(curves) < 2 or len(set(methods)) < len(methods) or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+    if len(set(methods)) < len(methods) or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
         return ""
+    if len(curves) * len(seeds) == 1:
+        return ""  # one run
     if any([run.experiment.seed for run in curve.runs] != seeds for curve in curves):
         return ""
     experiments = [run.experiment for curve in curves for run in curve.runs]

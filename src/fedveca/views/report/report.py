@@ -6,31 +6,35 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import DASHES
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
-from fedveca.runs.schema import SCHEMA, Partition, describe_quantity
+from fedveca.runs.schema import Partition, describe_quantity
 from fedveca.version import __version__
+from fedveca.views.comparison import Comparison, compare_curves, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
 from fedveca.views.report.commands import is_from_python, make_commands
-from fedveca.views.report.plotly_bundle import plotly_script
-from fedveca.views.report.section import RunData, SectionData, make_sections
-from fedveca.views.series import WHICH, Curve, find_best, find_direction, group_curves, group_sections, tabulate
+from fedveca.views.report.plotly_bundle import pack_script, plotly_script
+from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
+from fedveca.views.report.table import GapData, make_cost_table, make_csv, make_gaps, make_result_table
+from fedveca.views.series import Curve, group_curves, group_sections
 
 HERE = Path(__file__).parent
 AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
-SVG_DASHES = {"-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3"}
+SVG_DASHES = {name: " ".join(f"{2.5 * part:g}" for part in parts) for name, parts in DASHES.items()}
 ABOUT = {
     "tau": "Brighter is more local steps; next to it are the labels of the client's rows, darker (in dark mode: "
     "brighter) for a larger share.",
@@ -38,9 +42,10 @@ ABOUT = {
     "beta": "How fast a client's gradient changes along its local steps.",
     "delta": "How far a client's accumulated gradient departs from the global one.",
     "tau_k": "Weighted by rows: the step that the server takes.",
-    "premise": "η τ_k L; the theorem asks for at least 1 (dotted).",
+    "premise": "η τₖ L; the theorem asks for at least 1 (dotted).",
     "L": "The largest estimate so far.",
-    "train_loss": "F(w), on the clients' own rows, of the model that a round starts from.",
+    "train_loss": "F(w) on the clients' rows. A round records the loss of the model that it starts from, so this curve "
+    "begins before the first round and ends one round before the others.",
 }
 ABOUT_TEST = "Of the model after each round, on all test rows."
 
@@ -90,10 +95,14 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
 def render_page(sections: Sequence[Sequence[Curve]]) -> str:
     """The whole file as text; the templates escape every word that comes from a folder."""
     files = HERE / "page"
-    scripts = [plotly_script(), *((files / name).read_text("utf-8") for name in ("charts.js", "report.js"))]
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    data = make_sections(sections)
-    count = sum(len(curve.runs) for curves in sections for curve in curves)
+    scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "report.js")]
+    hashes = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (plotly_script(), *scripts)
+    )
+    data, comparisons = make_sections(sections), [compare_curves(curves) for curves in sections]
+    for mine, comparison in zip(data, comparisons, strict=True):
+        mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
+    count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -106,34 +115,37 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
         version=__version__,
         style=(files / "report.css").read_text("utf-8"),
         hashes=" ".join(f"'sha256-{hash}'" for hash in hashes),
-        headings=[text.make_heading(curves) for curves in sections],
-        sections=[
-            _render_section(templates.get_template("section.html"), at, curves, mine, len(sections) > 1)
+        date=_find_date(),
+        contents=[
+            (f"s{at}", text.make_heading(curves), _list_parts(at, mine))
             for at, (curves, mine) in enumerate(zip(sections, data, strict=True))
+        ],
+        sections=[
+            _render_section(templates.get_template("section.html"), at, comparison, mine, len(sections) > 1)
+            for at, (comparison, mine) in enumerate(zip(comparisons, data, strict=True))
         ],
         runs=count,
         data=json.dumps({"sections": data}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=pack_script(),
         scripts=scripts,
     )
 
 
-def _render_section(template: Template, at: int, curves: Sequence[Curve], data: SectionData, several: bool) -> str:
-    runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
-    names = [metric["name"] for metric in data["metrics"] if metric["name"].startswith("test_")]
-    better = {name: find_direction(runs, name) for name in names}
-    columns = sorted(names, key=lambda name: better[name] != "higher")
+def _render_section(template: Template, at: int, comparison: Comparison, data: SectionData, several: bool) -> str:
+    curves = comparison.curves
+    runs = [run for curve in curves for run in curve.runs]
     first = data["runs"][0] if data["runs"] else None
     return template.render(
         at=at,
         heading=text.make_heading(curves) if several else "",
         question=text.ask_question(curves),
-        answer=text.give_answer(curves, rows, names),
-        models=WHICH,
-        names=[text.name_quantity(name) for name in columns],
-        columns=[(which, name, find_best(rows, which, name, better[name])) for which in WHICH for name in columns],
-        rows=rows,
-        format_result=text.format_result,
-        is_pooled=is_pooled,
+        answer=give_answer(comparison),
+        unequal=bool(comparison.budgets),
+        results=make_result_table(comparison),
+        notes=explain_table(comparison),
+        costs=make_cost_table(comparison),
+        gaps=_make_gap_figure(data["gaps"]),
+        several_seeds=any(len(curve.runs) > 1 for curve in curves),
         axes=AXIS_LABELS,
         dashes=SVG_DASHES,
         legend=curves,
@@ -154,6 +166,34 @@ def _make_curves_figure(name: str, data: SectionData) -> Figure:
     return Figure(describe_quantity(name).label, ABOUT.get(name, ABOUT_TEST), ends)
 
 
+def _list_parts(at: int, data: SectionData) -> list[tuple[str, str]]:
+    """The parts of a section: anchor and title."""
+    parts = [("results", "Results"), ("costs", "Cost until a target")]
+    parts += [("curves", "Over the run")] if data["metrics"] else []
+    parts += [("inside", "Inside the controller")] if data["runs"] else []
+    parts += [("rows", "Who has which rows"), ("again", "Run it again")]
+    return [(f"s{at}-{name}", title) for name, title in parts]
+
+
+def _find_date() -> str:
+    """Today in UTC, or the day that SOURCE_DATE_EPOCH states, as reproducible builds do."""
+    stated = os.environ.get("SOURCE_DATE_EPOCH", "")
+    now = datetime.fromtimestamp(int(stated), UTC) if stated.isascii() and stated.isdigit() else datetime.now(UTC)
+    return f"{now:%Y-%m-%d}"
+
+
+def _make_gap_figure(gaps: GapData | None) -> Figure | None:
+    if gaps is None:
+        return None
+    each = (f"{name} {text_}" for name, text_ in zip(gaps["labels"], gaps["texts"], strict=True))
+    about = (
+        f"Each rival minus {gaps['best']}, seed by seed: mean and 95 % interval. An interval that includes 0 is chance."
+    )
+    return Figure(
+        f"{gaps['title']}: difference to the best", about, f"Differences to {gaps['best']}: {'; '.join(each)}."
+    )
+
+
 def _make_map_figures(run: RunData) -> list[Figure]:
     first = run["maps"][0]
     some = ""
@@ -163,19 +203,14 @@ def _make_map_figures(run: RunData) -> list[Figure]:
         some += " The label mix is not drawn: this run folder has no partition.json that can be read."
     figures = []
     for heat in run["maps"]:
-        name, title = heat["name"], SCHEMA[heat["name"]].label
-        title = "Local steps τ of each client and round" if name == "tau" else title
+        name = heat["name"]
         about = ABOUT[name] + (some if name == "tau" else "")
-        figures.append(Figure(title, about, text.describe_heat_map(title, heat)))
+        figures.append(Figure(name_map(name), about, heat["alternative"]))
     return figures
 
 
 def _make_line_figures(run: RunData) -> list[Figure]:
-    titles = {line["name"]: SCHEMA[line["name"]].label for line in run["lines"]} | {"premise": "Premise of Theorem 1"}
-    return [
-        Figure(titles[line["name"]], ABOUT[line["name"]], text.describe_line(titles[line["name"]], line["y"]))
-        for line in run["lines"]
-    ]
+    return [Figure(name_line(line["name"]), ABOUT[line["name"]], line["alternative"]) for line in run["lines"]]
 
 
 def _make_partition_figure(part: Partition) -> Figure:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict, TypeVar, cast
 
-from fedveca.algorithms.registry import is_pooled
+from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
-from fedveca.views.report.text import name_quantity
+from fedveca.views.comparison import name_quantity
+from fedveca.views.report.table import GapData
+from fedveca.views.report.text import conclude_premise, describe_heat_map, describe_line
 from fedveca.views.series import (
     AXES,
     Band,
@@ -17,6 +19,7 @@ from fedveca.views.series import (
     compute_band,
     find_direction,
     list_metrics,
+    list_seed_values,
     make_heat_map,
     pick_evenly,
     read_partition,
@@ -26,6 +29,8 @@ MOST_NUMBERS = 300_000  # of heat maps in one report
 MOST_CHOICES = 12  # runs, and partitions, that a section lets one choose from
 MAP_SCALES = {"tau": False, "A": True, "beta": True, "delta": True}  # whether the scale is logarithmic
 LINE_BOUNDS = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
+LINE_SYMBOLS = {"tau_k": "τₖ", "premise": "η τₖ L", "L": "L"}
+MOST_SEED_NUMBERS = 200_000  # of single seeds' curves in one section
 Nested = TypeVar("Nested")
 
 
@@ -36,19 +41,26 @@ class MetricData(TypedDict):
     rising: bool
 
 
+class CurveBand(Band):
+    each: list[list[float | None]]  # by seed and point, [] where there is no room
+
+
 class CurveData(TypedDict):
     label: str
+    run_seeds: list[int]
     colour: str
-    dash: str
+    dash: list[float]  # on and off, in widths of the line
     strong: bool
-    metrics: dict[str, Band]
+    metrics: dict[str, CurveBand]
 
 
 class MapData(HeatMap):
     name: str
     symbol: str
+    unit: str
     log: bool
     small: bool
+    alternative: str
 
 
 class LineData(TypedDict):
@@ -57,6 +69,8 @@ class LineData(TypedDict):
     bound: float | None
     rounds: list[int]
     y: list[float]
+    alternative: str
+    conclusion: str
 
 
 class PartitionData(Partition):
@@ -79,6 +93,8 @@ class SectionData(TypedDict):
     runs: list[RunData]
     partitions: list[PartitionData]
     adaptive: int  # runs that adapt their steps, of which some may be left out
+    csv: str  # the table of results
+    gaps: GapData | None
 
 
 def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
@@ -109,6 +125,7 @@ def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
 def _make_section(curves: Sequence[Curve]) -> SectionData:
     runs = [run for curve in curves for run in curve.runs]
     names = list_metrics(runs)
+    space = len(names) * sum(min(500, len(run.rounds)) for run in runs) <= MOST_SEED_NUMBERS
     return {
         "axes": AXES,
         "metrics": [
@@ -123,31 +140,66 @@ def _make_section(curves: Sequence[Curve]) -> SectionData:
         "curves": [
             {
                 "label": curve.label,
+                "run_seeds": [run.experiment.seed for run in curve.runs],
                 "colour": curve.colour,
-                "dash": curve.dash,
+                "dash": list(DASHES[curve.dash]),
                 "strong": curve.method == "fedveca",
-                "metrics": {name: _round_numbers(compute_band(curve.runs, name, 500)) for name in names},
+                "metrics": {name: _make_band(curve.runs, name, space) for name in names},
             }
             for curve in curves
         ],
         "runs": [],
         "partitions": [],
         "adaptive": sum(map(_is_adaptive, runs)),
+        "csv": "",
+        "gaps": None,
     }
 
 
 def _make_map(run: Run, name: str) -> MapData:
     heat = _round_numbers(make_heat_map(run, name), 4)
-    return {**heat, "name": name, "symbol": SCHEMA[name].symbol, "log": MAP_SCALES[name], "small": name != "tau"}
+    return {
+        **heat,
+        "name": name,
+        "symbol": SCHEMA[name].symbol,
+        "unit": "local steps" if name == "tau" else "",
+        "log": MAP_SCALES[name],
+        "small": name != "tau",
+        "alternative": describe_heat_map(name_map(name), heat),
+    }
 
 
 def _make_line(run: Run, name: str) -> LineData:
     points = [(k + 1, v) for k, record in enumerate(run.rounds) if (v := get_number(record, name)) is not None]
     points = [points[i] for i in pick_evenly(len(points), 500)]
     points = [(k, v) for k, v in points if name == "tau_k" or v > 0]  # L is 0 while none is known
-    symbol = SCHEMA[name].symbol or SCHEMA[name].label
     y = _round_numbers([v for _, v in points])
-    return {"name": name, "symbol": symbol, "bound": LINE_BOUNDS[name], "rounds": [k for k, _ in points], "y": y}
+    return {
+        "name": name,
+        "symbol": LINE_SYMBOLS[name],
+        "bound": LINE_BOUNDS[name],
+        "rounds": [k for k, _ in points],
+        "y": y,
+        "alternative": describe_line(name_line(name), y),
+        "conclusion": conclude_premise(y) if name == "premise" else "",
+    }
+
+
+def _make_band(runs: Sequence[Run], name: str, space: bool) -> CurveBand:
+    """Mean and spread, and every seed where there are several and room for them."""
+    each = list_seed_values(runs, name, 500) if space and len(runs) > 1 else []
+    band: CurveBand = {**compute_band(runs, name, 500), "each": each}
+    return _round_numbers(band)
+
+
+def name_map(name: str) -> str:
+    """A heat map's title."""
+    return "Local steps τ of each client and round" if name == "tau" else SCHEMA[name].label
+
+
+def name_line(name: str) -> str:
+    """A line's title."""
+    return "Premise of Theorem 1" if name == "premise" else SCHEMA[name].label
 
 
 def _place_partition(section: SectionData, run: Run, label: str) -> int | None:

@@ -1,17 +1,14 @@
-"""What a report says in sentences: the question, the answer, and what a figure shows."""
+"""What a report says in sentences: the question, and what a figure shows; views/comparison.py has the answer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.schema import describe_quantity, format_spread, format_value
-from fedveca.runs.statistics import Spread
-from fedveca.views.report.commands import find_budget_setter
-from fedveca.views.series import Band, Curve, HeatMap, Row, Which, find_direction
+from fedveca.runs.schema import describe_quantity, format_value
+from fedveca.views.comparison import find_budget_setter
+from fedveca.views.series import Band, Curve, HeatMap
 
 PARTITIONS = {
     "case1": "rows are dealt in turn, so that all clients look alike (Case 1)",
@@ -25,20 +22,8 @@ PARTITIONS = {
 }
 MODEL_TITLES = {"svm": "squared SVM", "cnn": "CNN", "mlp": "MLP"}
 CASES = {"case1": "Case 1", "case2": "Case 2", "case3": "Case 3", "dirichlet": "Dirichlet({concentration:g})"}
+MOST_LABELS = 7  # in one sentence; the table has them all
 DATA_TITLES = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-
-
-def name_quantity(name: str) -> str:
-    """A recorded quantity within a sentence: `test accuracy`."""
-    label = describe_quantity(name).label
-    return label[:1].lower() + label[1:]
-
-
-def format_result(name: str, value: Spread) -> str:
-    """A mean over seeds, with its standard deviation where there is one."""
-    if value.mean is None or not value.std:
-        return format_value(name, value.mean)
-    return format_spread(name, value.mean, value.std) + (" %" if describe_quantity(name).unit == "share" else "")
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -62,16 +47,22 @@ def make_heading(curves: Sequence[Curve]) -> str:
 def ask_question(curves: Sequence[Curve]) -> str:
     """What was compared, in plain words."""
     e, task, labels = curves[0].runs[0].experiment, name_task(curves), join_words([curve.label for curve in curves])
+    methods = {curve.method for curve in curves}
     if len(curves) == 1:
         said = [f"How does {labels} train this model: {task}?"]
-    elif len({curve.method for curve in curves}) == len(curves):
+    elif len(curves) > MOST_LABELS:
+        said = [
+            f"Which of {len(curves)} settings of {len(methods)} method{'s'[: len(methods) - 1]} trains the best {task}?"
+        ]
+    elif len(methods) == len(curves):
         said = [f"Which of {labels} trains the best {task}?"]
     else:
         said = [f"Which of these trains the best {task}: {labels}?"]
     if _count_values(curves, "clients", "partition", "concentration", "shards") == 1:
         said.append(f"{e.clients} clients; {_describe_rule(PARTITIONS, e, f'partition={e.partition}')}.")
     if _count_values(curves, "rounds", "batch", "lr") == 1:
-        said.append(f"{e.rounds} rounds, mini-batches of {e.batch}, learning rate {e.lr:g}.")
+        rounds = f"{e.rounds} round{'' if e.rounds == 1 else 's'}"
+        said.append(f"{rounds}, mini-batches of {e.batch}, learning rate {e.lr:g}.")
     seeds = sorted({len(curve.runs) for curve in curves})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     said.append(f"{many} seed{'' if seeds[-1] == 1 else 's'}{' each' if len(curves) > 1 else ''}.")
@@ -81,41 +72,6 @@ def ask_question(curves: Sequence[Curve]) -> str:
             "the paper's fair protocol."
         )
     return " ".join(said)
-
-
-def give_answer(curves: Sequence[Curve], rows: Sequence[Row], names: Sequence[str]) -> str:
-    """The closing values in a sentence or two, and whether the seeds can tell the first two apart."""
-    better = {name: find_direction((run for curve in curves for run in curve.runs), name) for name in names}
-    first_known = next((n for n in names if better[n]), names[0] if names else None)
-    name = next((n for n in names if better[n] == "higher"), first_known)
-    if name is None:
-        return "No model was tested yet."
-    which: Which = "kept" if any(row.models["kept"][name].mean is not None for row in rows) else "last"
-    finite = [(mean, row) for row in rows if (mean := row.models[which][name].mean) is not None]
-    rivals = [(mean, row) for mean, row in finite if not is_pooled(row.method)] or finite
-    if not rivals:
-        return "No model has a finite test value."
-    if len(rivals) == 1:
-        row = rivals[0][1]
-        every = (f"{name_quantity(n)} {format_result(n, row.models[which][n])}" for n in names)
-        return f"{row.label}: the {which} model has {', '.join(every)}."
-    if better[name] is None:
-        every = (f"{row.label} {format_result(name, row.models[which][name])}" for _, row in rivals)
-        unknown = "The metric does not state whether a higher or a lower value is better."
-        return f"The {which} models have {name_quantity(name)}: {', '.join(every)}. {unknown}"
-    rivals.sort(key=lambda rival: rival[0], reverse=better[name] == "higher")
-    (value, first), (other, second) = rivals[:2]
-    spreads = [row.models[which][name] for row in (first, second)]
-    gap, wide = abs(value - other), math.hypot(*(spread.std for spread in spreads))
-    lead = f"{100 * gap:.2f} points" if describe_quantity(name).unit == "share" else f"{gap:.4g}"
-    if min(spread.n for spread in spreads) < 2:
-        chance = "with one seed, this may be chance"
-    else:
-        chance = f"{'more' if gap > wide else 'less'} than the spread over seeds"
-    return (
-        f"{first.label} has the best {name_quantity(name)} of the {which} models, {format_result(name, spreads[0])}; "
-        f"next is {second.label} with {format_result(name, spreads[1])}, {lead} behind: {chance}."
-    )
 
 
 def describe_curves(name: str, bands: Sequence[tuple[str, Band]]) -> str:
@@ -146,3 +102,17 @@ def _describe_rule(texts: dict[str, str], e: Experiment, other: str) -> str:
 
 def _count_values(curves: Sequence[Curve], *names: str) -> int:
     return len({tuple(getattr(run.experiment, name) for name in names) for curve in curves for run in curve.runs})
+
+
+def conclude_premise(values: Sequence[float]) -> str:
+    """In how many rounds the premise of Theorem 1 held, and what follows."""
+    held, rounds = sum(value >= 1 for value in values), len(values)
+    many = f"all {rounds} rounds" if rounds > 1 else "its only round"
+    if not rounds:
+        return "No round has a value yet."
+    if held == rounds:
+        return f"It is at least 1 in {many}: the premise of Theorem 1 holds throughout this run."
+    if not held:
+        return f"It is below 1 in {many}: Theorem 1 makes no statement about this run."
+    share = f"{100 * held / rounds:.0f} %"
+    return f"It is at least 1 in {held} of {rounds} rounds ({share}): Theorem 1 covers only those rounds."

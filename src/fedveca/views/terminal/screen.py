@@ -4,44 +4,85 @@ from __future__ import annotations
 
 import io
 import logging
-import os
+import shlex
 import sys
+import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from fedveca.errors import count_noun
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.observers import Observer
-from fedveca.runs.schema import Round, find_metric, format_value, get_number, short_label
+from fedveca.runs.observers import ComparisonObserver, Observer
+from fedveca.runs.schema import Round
+from fedveca.views.notebook import NotebookProgress, is_notebook
+from fedveca.views.terminal.console import make_console
+from fedveca.views.terminal.lines import (
+    Pace,
+    count_runs,
+    describe_end,
+    describe_round,
+    describe_start,
+    fill_lines,
+    find_device,
+    format_seconds,
+    name_device,
+    name_run,
+)
 from fedveca.views.terminal.tables import make_model_table
 
 LOGGER = logging.getLogger("fedveca")
+BAR, NARROW = 20, 90  # columns of a bar, and of the narrowest terminal that gets one
+REPEATS = 3  # rounds of a run of which it is said that clients were left out
+SILENCE = 10.0  # seconds after which a comparison writes a line into a file
 
 
-class Screen(Observer):
+@dataclass
+class _Row:
+    """One run under way."""
+
+    experiment: Experiment
+    record: Round | None = None
+    pace: Pace = field(default_factory=Pace)
+    left_out: int = 0  # rounds in which clients were
+
+    def __rich_console__(self, console: Console, options: object) -> list[Table]:
+        e, k = self.experiment, self.record["round"] + 1 if self.record else 0
+        bar = [ProgressBar(total=e.rounds, completed=k, width=BAR)] if console.width >= NARROW else []
+        text = f"{name_run(e)}  starting"
+        if self.record:
+            text = describe_round(e, self.record, self.pace.left(e.rounds - k), console.width - (BAR + 1 if bar else 0))
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_row(*bar, Text(text, no_wrap=True, overflow="ellipsis"))
+        return [line]
+
+
+class Screen(ComparisonObserver):
     """Results on standard output; progress, notes and warnings on standard error."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        plain = any(map(os.environ.get, ("NO_COLOR", "CI"))) or os.environ.get("TERM") == "dumb"
-        terminal = False if plain else None  # None: Rich looks
-        self.out = Console(highlight=False, soft_wrap=True, force_terminal=terminal)
-        self.error = Console(stderr=True, highlight=False, force_terminal=terminal)
+    def __init__(self, quiet: bool = False, device: str = "") -> None:
+        self.quiet, self.device = quiet, device
+        self.out, self.error = make_console(), make_console(stderr=True)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that has no ± still gets its table
-        columns = (BarColumn(20), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=self.error, transient=True)
-        self._experiment = Experiment()
-        self._task: TaskID | None = None  # of the run that is shown; it stays until the next one
-        self._running = False
+        self._spinner = Spinner("dots", style="dim")
+        self._rows: dict[str, _Row] = {}  # runs under way; one run, or one per worker
+        self._total = self._done = 0  # runs of a comparison
+        self._began = self._spoke = time.monotonic()
+        self._head: list[str] = []  # of a comparison, until its first run has begun
         self._handler = _LogHandler(self)
         self._show_warning = warnings.showwarning
+        self._live = Live(console=self.error, transient=True, get_renderable=self._render, refresh_per_second=8)
 
     def __enter__(self) -> Screen:
         self._show_warning, warnings.showwarning = warnings.showwarning, self._show_ours
@@ -49,7 +90,7 @@ class Screen(Observer):
         LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(self._handler)
         if not self.quiet and self.error.is_terminal:
-            self._progress.start()
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -74,8 +115,21 @@ class Screen(Observer):
             self._show_warning(message, category, filename, lineno, file, line)
 
     def _stop_progress(self) -> None:
-        if self._progress.live.is_started:
-            self._progress.stop()
+        if self._live.is_started:
+            self._live.stop()
+
+    def _render(self) -> Group:
+        """The lines that live: one per run under way, and where a comparison stands; a spinner while nothing runs."""
+        lines: list[_Row | Text | Spinner] = list(self._rows.values())
+        spent = format_seconds(time.monotonic() - self._began)
+        if self._total:
+            now = min(self._total, self._done + max(1, len(self._rows)))
+            lines.append(Text(f"run {now} of {self._total}, {self._done} done, {spent}", style="dim", no_wrap=True))
+        if not self._rows:
+            doing = "writing the results" if self._done and self._done == self._total else "preparing"
+            self._spinner.update(text=Text(f"{doing}, {spent}", style="dim"))
+            lines.insert(0, self._spinner)
+        return Group(*lines)
 
     def print(self, result: str | Text | Table) -> None:
         """A result; from here on there is no progress."""
@@ -83,53 +137,111 @@ class Screen(Observer):
         if not self.quiet:
             self.out.print(result, markup=False, soft_wrap=not isinstance(result, Table))
 
+    def print_path(self, label: str, path: Path) -> None:
+        """A result's file or folder on a line of its own; terminals that can make it a link do."""
+        shown = Text(str(path), style=Style(link=path.absolute().as_uri()))
+        fits = not self.out.is_terminal or len(label) + 2 + len(shown) <= self.out.width
+        self.print(Text.assemble(f"{label}:{' ' if fits else chr(10)}", shown))
+
     def note(self, text: str) -> None:
         """A line next to the progress, not among the results."""
         if not self.quiet:
-            self.error.print(text, style="dim", markup=False, soft_wrap=True)
+            self._say(text, "dim")
 
     def warn(self, text: str) -> None:
         """A line that is shown even when quiet."""
-        self.error.print(text, style="yellow", markup=False, soft_wrap=True)
+        self._say(text, "yellow", soft_wrap=not self.error.is_terminal)
+
+    def _say(self, text: str, style: str = "", soft_wrap: bool = True) -> None:
+        self._spoke = time.monotonic()
+        self.error.print(text, style=style, markup=False, soft_wrap=soft_wrap)
+
+    @property
+    def _width(self) -> int:
+        return self.error.width if self.error.is_terminal else 10**6
+
+    def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
+        """A comparison begins."""
+        self._total = len(methods) * seeds
+        runs = count_runs(self._total)
+        each = f"{len(methods)} method{'s' * (len(methods) > 1)} x {seeds} seed{'s' * (seeds > 1)} = {runs}"
+        about = describe_start(experiment, self.device or "CPU")[0].split(", ")[1:]  # without the method
+        about = [part for part in about if not part.startswith("seed ") and (self.device or not part.startswith("on "))]
+        side_by_side = [f"{workers} workers"] if workers > 1 else []
+        self._head = [*fill_lines([each, *about, *side_by_side], self._width), str(folder)]
+
+    def _show_head(self) -> None:
+        """What is compared: said when a run has begun, and not where bad input is rejected."""
+        for line in self._head if not self.quiet else ():
+            self._say(line)
+        self._head = []
 
     def start(self, experiment: Experiment, folder: Path | None) -> None:
         """A run begins."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._experiment, self._running = experiment, True
-        self._task = self._progress.add_task(_name_run(experiment), total=experiment.rounds)
+        self._rows = {"": _Row(experiment)}
+        self._show_head()
+        if not self.quiet and not self._total:
+            for line in describe_start(experiment, self.device or find_device(folder), self._width):
+                self._say(line)
+            if folder:
+                self._say(str(folder), "dim")
 
     def round(self, record: Round) -> None:
         """The progress of the run; in a file every tenth of the rounds."""
-        e, k, faults = self._experiment, record["round"] + 1, record.get("faults", [])
+        self._show_round("", record)
+
+    def begin_in_worker(self, experiment: Experiment, folder: Path) -> None:
+        """A run of another process begins."""
+        self._rows[str(folder)] = _Row(experiment)
+        self._show_head()
+
+    def see_round_in_worker(self, folder: Path, record: Round) -> None:
+        """A round of such a run."""
+        self._show_round(str(folder), record)
+
+    def _show_round(self, key: str, record: Round) -> None:
+        row = self._rows.get(key)
+        if row is None:
+            return
+        e, k, faults = row.experiment, record["round"] + 1, record.get("faults", [])
+        row.record = record
+        row.pace.add()
         if not e.faults:  # those that were asked for are not news
             for fault in faults:
-                self.warn(f"{_name_run(e)}: round {k}: client {fault['client']} {fault['what']}")
+                self.warn(f"{name_run(e)}: round {k}: client {fault['client']} {fault['what']}")
         if diverged := sorted(set(record["left_out"]) - {fault["client"] for fault in faults}):
-            self.warn(f"{_name_run(e)}: round {k}: left out, not finite: client {', '.join(map(str, diverged))}")
-        if self.quiet or self._task is None:
+            row.left_out += 1
+            if row.left_out <= REPEATS:
+                clients = ", ".join(map(str, diverged))
+                more = "; later rounds are not reported here" if row.left_out == REPEATS else ""
+                self.warn(f"{name_run(e)}: round {k}: left out, not finite: client {clients}{more}")
+        if self.quiet or self.error.is_terminal:
             return
-        text = _describe_round(e, record)
-        self._progress.update(self._task, completed=k, description=text)
-        if not self.error.is_terminal and (k % max(1, e.rounds // 10) == 0 or k == e.rounds):
-            left = self._progress.tasks[-1].time_remaining
-            self.error.print(text if left is None else f"{text}  {left:.0f} s left", markup=False, soft_wrap=True)
+        tenth = k % max(1, e.rounds // 10) == 0 or k == e.rounds
+        if time.monotonic() - self._spoke > SILENCE if self._total else tenth:
+            self._say(describe_round(e, record, row.pace.left(e.rounds - k)))
 
     def end(self, run: Run) -> None:
-        """A run is over; one whose rounds were not seen, in a worker process, gets a line."""
-        if self._running:
-            self._running = False
-        elif run.summary and not self.quiet:
-            kept, metric = run.summary["kept"], run.metric
-            value, loss = format_value(metric, get_number(kept, metric)), format_value("test_loss", kept["test_loss"])
-            text = f"{_name_run(run.experiment)}  {short_label(metric)} {value}  loss {loss}"
-            self.error.print(text, markup=False, soft_wrap=True)
+        """A run is over; those of a comparison leave a line."""
+        if self._rows.pop(str(run.folder), None):  # its process has shown no warning
+            for text in run.summary.get("warnings", []):
+                self.warn(f"{name_run(run.experiment)}: {text}")
+        if self._total:
+            self._rows.pop("", None)
+            self._done += 1
+            if run.summary and not self.quiet:
+                self._say(describe_end(run, self._width, f"run {self._done} of {self._total}: "))
+
+    def count_done(self, run: Run) -> None:
+        """A run of the comparison that an earlier command has finished."""
+        self._show_head()
+        self._done += 1
 
     def report_divergence(self, run: Run) -> None:
         """Says why, if the run ended early."""
         if run.diverged:
             self._stop_progress()
-            text = f"{_name_run(run.experiment)} stopped: {run.summary['stopped']}"
+            text = f"{name_run(run.experiment)} stopped: {run.summary['stopped']}"
             self.error.print(text, style="red", markup=False)
 
     def summarize(self, run: Run) -> None:
@@ -137,11 +249,43 @@ class Screen(Observer):
         self.report_divergence(run)
         s = run.summary
         self.print(make_model_table(run))
-        self.print(f"{s['tau_all']} local steps in {s['rounds']} rounds, {s['seconds']:.1f} s")
+        self.print(f"{s['tau_all']} local steps in {count_noun(s['rounds'], 'round')}, {s['seconds']:.1f} s")
         if "epsilon" in s:
             delta = run.experiment.dp_delta
             self.print(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {delta:g}, a client as the unit")
-        self.print(f"run folder: {run.folder}")
+        if run.folder:
+            self.print_path("run folder", run.folder)
+            folder, above = shlex.quote(str(run.folder)), shlex.quote(str(run.folder.parent))
+            self.suggest(f"fedveca report {folder}", f"fedveca show {folder}", f"fedveca board {above}")
+
+    def suggest(self, *commands: str) -> None:
+        """The commands that come next."""
+        self.note("\n  ".join(("next:", *commands)))
+
+
+class RunProgress(Observer):
+    """A screen for one run that Python started: it opens with the run and closes with it."""
+
+    def __init__(self, device: str) -> None:
+        self._screen = Screen(device=name_device(device))
+
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        self._screen.__enter__()
+        self._screen.start(experiment, folder)
+
+    def round(self, record: Round) -> None:
+        self._screen.round(record)
+
+    def end(self, run: Run) -> None:
+        self._screen.end(run)
+        if run.summary:
+            self._screen.note(describe_end(run))
+        self._screen.__exit__()
+
+
+def make_progress(device: str) -> Observer:
+    """What shows a run that Python started: a line of a terminal or of a notebook."""
+    return NotebookProgress() if is_notebook() else RunProgress(device)
 
 
 class _LogHandler(logging.Handler):
@@ -153,21 +297,3 @@ class _LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         (self.screen.warn if record.levelno >= logging.WARNING else self.screen.note)(self.format(record))
-
-
-def _name_run(e: Experiment) -> str:
-    return f"{e.method} seed {e.seed}"
-
-
-def _describe_round(e: Experiment, record: Round) -> str:
-    metric, tau = find_metric([record]), record["tau"]
-    value, loss = get_number(record, metric), get_number(record, "test_loss")
-    parts = [_name_run(e), f"round {record['round'] + 1}/{e.rounds}"]
-    if value is not None and loss is not None:
-        parts += [f"{short_label(metric)} {format_value(metric, value)}", f"loss {format_value('test_loss', loss)}"]
-    parts.append(f"tau {tau if len(tau) <= 8 else f'{min(tau)}..{max(tau)}'}")
-    if "epsilon" in record:
-        parts.append(f"epsilon {record['epsilon']:.3g}")
-    if faults := record.get("faults"):
-        parts.append(f"faults {len(faults)}")
-    return "  ".join(parts)

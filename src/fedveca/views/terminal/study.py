@@ -7,6 +7,7 @@ from rich.text import Text
 
 from fedveca.runs.schema import describe_quantity, format_spread, short_label
 from fedveca.runs.study import StudyColumn, StudyTable
+from fedveca.views.series import find_look
 
 
 def study_table(content: StudyTable) -> Table:
@@ -14,21 +15,27 @@ def study_table(content: StudyTable) -> Table:
     rows = content["rows"]
     metric = next((name for row in rows for name in row["kept"] if name != "test_loss"), "test_accuracy")
     seeds = max(len(row["seeds"]) + len(row["diverged"]) for row in rows)
-    title = Text(f"{content['name']}: {seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation")
+    titles = {row["method"]: find_look(row["method"])[0] for row in rows}
+    title = Text(f"{content['name']}: {f'{seeds} seeds, mean ± standard deviation' if seeds > 1 else '1 seed'}")
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for heading in ("\nmethod", "\nmodel"):
         shown.add_column(heading, no_wrap=True)
     label = f"\n{short_label(metric)}{' %' if describe_quantity(metric).unit == 'share' else ''}"
-    for heading in ("local\nsteps", label, f"minus {rows[0]['method']}\n[95 % interval]", "\nloss"):
+    for heading in ("local\nsteps", label, f"minus {titles[rows[0]['method']]}\n[95 % interval]", "\nloss"):
         shown.add_column(Text(heading), justify="right", no_wrap=True)
     for row in rows:
         steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
         for which, columns in (("kept", row["kept"]), ("last", row["last"])):
             value, gap = _cells(columns.get(metric), metric)
             shown.add_row(
-                row["method"], which, steps, value, Text(gap), _cells(columns.get("test_loss"), "test_loss")[0]
+                Text(titles[row["method"]]),
+                which,
+                steps,
+                value,
+                Text(gap),
+                _cells(columns.get("test_loss"), "test_loss")[0],
             )
-    left_out = [f"{row['method']} seed {seed}" for row in rows for seed in row["diverged"]]
+    left_out = [f"{titles[row['method']]} seed {seed}" for row in rows for seed in row["diverged"]]
     if left_out:
         shown.caption = Text(f"left out, because the run diverged: {', '.join(left_out)}", style="red")
         shown.caption_justify = "left"
@@ -39,7 +46,9 @@ def _cells(column: StudyColumn | None, name: str) -> tuple[str, str]:
     """A value and its difference from the first method's."""
     if column is None:
         return "-", "-"
+    several = sum(value is not None for value in column["values"]) > 1
     value, gap = format_spread(name, column["mean"], column["std"]), column["minus_first"]
+    value = value if several else value.partition(" ±")[0]
     if gap is None:
         return value, ""
     scale, digits = (100, 2) if describe_quantity(name).unit == "share" else (1, 4)

@@ -1,8 +1,6 @@
 "use strict";
-// Draws what views/series.py makes: curves over seeds, heat maps of clients and rounds, partitions. Needs Plotly.
+// Draws what views/series.py makes: curves over seeds, differences, heat maps of clients and rounds, partitions.
 const charts = (() => {
-  const DASH = { "-": "solid", "--": "dash", "-.": "dashdot", ":": "dot" };
-  const LIGHTER = { "#444444": "#d0d0d0", "#0072B2": "#4aa8ec", "#009E73": "#1fc396", "#D55E00": "#f47b20" };
   const narrow = () => window.innerWidth < 560;
 
   function theme() {
@@ -11,34 +9,54 @@ const charts = (() => {
     return { dark: of("--dark") === "1", ink: of("--ink"), faint: of("--faint"), rule: of("--rule"), panel: of("--panel") };
   }
 
-  const colour = (hex) => (theme().dark && LIGHTER[hex]) || hex;
+  // A method's colour; on dark paper mixed with white until it is bright enough to read.
+  function colour(hex) {
+    if (!theme().dark) return hex;
+    let rgb = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    const bright = () => rgb.map((v) => (v / 255) ** 2.2).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    while (bright() < 0.2) rgb = rgb.map((v) => Math.ceil(v + 0.1 * (255 - v)));
+    return "#" + rgb.map((v) => Math.min(255, v).toString(16).padStart(2, "0")).join("");
+  }
+
+  // Lengths on and off in widths of the line, as the registry of methods has them.
+  const dashed = (parts, width) => (parts.length ? parts.map((v) => `${v * width}px`).join(",") : "solid");
+
+  const touch = () => narrow() || matchMedia("(pointer: coarse)").matches;
 
   function layout(more) {
     const t = theme();
-    // Fixed margins: Plotly's own search for them draws every chart twice.
+    // Fixed margins: Plotly's own search for them draws every chart twice. The toolbar stands above the data.
     const axis = { gridcolor: t.rule, linecolor: t.rule, zeroline: false, tickcolor: t.rule };
     const base = {
       font: { family: "system-ui, sans-serif", size: 12, color: t.ink },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      margin: { l: 56, r: 14, t: 10, b: 44 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      hoverlabel: { bgcolor: t.panel, bordercolor: t.rule, font: { color: t.ink } },
+      paper_bgcolor: t.panel, plot_bgcolor: t.panel, showlegend: false,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: t.faint, activecolor: t.ink, orientation: "h" },
+      dragmode: touch() ? false : "zoom", hoverlabel: { bgcolor: t.panel, bordercolor: t.rule, font: { color: t.ink } },
     };
     for (const [key, value] of Object.entries(more)) base[key] = /^[xy]axis/.test(key) ? { ...axis, ...value } : value;
+    base.margin = { l: 56, r: 14, t: touch() ? 10 : 32, b: 44, ...more.margin };
     return base;
   }
 
-  function draw(div, traces, more) {
+  function draw(div, traces, more, home) {
+    const again = home || (() => draw(div, traces, more));
+    const buttons = [
+      { name: "save", title: "Save this chart as SVG", icon: Plotly.Icons.camera, click: (gd) => Plotly.downloadImage(gd, { format: "svg", filename: gd.id }) },
+      { name: "home", title: "First view", icon: Plotly.Icons.home, click: () => again() },
+    ];
     const config = {
-      responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-      toImageButtonOptions: { format: "svg", filename: div.id },
+      responsive: true, displaylogo: false, displayModeBar: !touch(), modeBarButtons: [buttons], plotlyServerURL: "",
+      showTips: false, doubleClick: "autosize",
     };
     const paper = document.documentElement.classList.contains("printing"); // a window's width is no paper's
-    return Plotly.react(div, traces, { ...layout(more), ...(paper ? { width: div.clientWidth } : { autosize: true }) }, config);
+    const done = Plotly.react(div, traces, { ...layout(more), ...(paper ? { width: div.clientWidth } : { autosize: true }) }, config);
+    div.querySelectorAll(".main-svg").forEach((svg) => svg.setAttribute("aria-hidden", "true")); // the group has words
+    return done;
   }
 
-  // The first steep rounds may leave the picture: the end is what is compared. A double click shows all.
+  // Where the run is at its end: the first steep rounds leave the picture.
   function focus(sets, rising) {
-    const rest = sets.flatMap((c) => c.mean.slice(c.mean.length > 5 ? Math.floor(c.mean.length / 20) : 0));
+    const rest = sets.flatMap((c) => c.mean.slice(c.mean.length > 5 ? Math.floor(c.mean.length / 3) : 0));
     const sorted = rest.sort((a, b) => a - b);
     if (sorted.length < 2) return undefined;
     const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
@@ -47,32 +65,104 @@ const charts = (() => {
     return [low - pad, high + pad];
   }
 
-  function curves(div, section, metric, axis, hidden) {
-    const scale = metric.percent ? 100 : 1, unit = metric.percent ? " %" : "";
+  // The mean of so many points around each one; fewer at the ends.
+  function smoothed(values, wide) {
+    const half = (wide - 1) / 2;
+    return values.map((v, k) => {
+      if (!half || v === null) return v;
+      const near = values.slice(Math.max(0, k - half), k + half + 1).filter((w) => w !== null);
+      return near.reduce((a, b) => a + b, 0) / near.length;
+    });
+  }
+
+  function curves(div, section, metric, state, home) {
+    const scale = metric.percent ? 100 : 1, axis = state.axis;
     const traces = [], sets = [];
     section.curves.forEach((curve, i) => {
       const band = curve.metrics[metric.name];
-      if (!band || hidden.has(i)) return;
-      const x = band.x[axis], mean = band.mean.map((v) => scale * v), std = band.std.map((v) => scale * v);
-      const ink = colour(curve.colour);
-      sets.push({ mean });
-      if (std.some((v) => v > 0)) {
+      if (!band || state.hidden.has(i) || !band.mean.length) return;
+      const [mean, std] = [band.mean, band.std].map((v) => smoothed(v.map((y) => scale * y), state.smooth));
+      const x = band.x[axis], ink = colour(curve.colour), width = curve.strong ? 2.6 : 2;
+      const marks = x.length > 1 ? "lines" : "markers";
+      sets.push({ mean, std, x, ink, label: curve.label, seeds: band.seeds, rounds: band.x.rounds });
+      if (state.seeds && band.each.length) {
+        band.each.forEach((values) => traces.push({
+          x, y: smoothed(values.map((y) => (y === null ? null : scale * y)), state.smooth), type: "scatter", mode: marks,
+          opacity: 0.55, line: { color: ink, width: 1, dash: dashed(curve.dash, 1) }, hoverinfo: "skip", name: "",
+        }));
+      } else if (std.some((v) => v > 0)) {
+        const low = (m, k) => (state.log ? Math.max(m - std[k], m / 10) : m - std[k]); // a log axis has no 0
         traces.push({
-          x: [...x, ...[...x].reverse()],
-          y: [...mean.map((m, k) => m + std[k]), ...mean.map((m, k) => m - std[k]).reverse()],
+          x: [...x, ...[...x].reverse()], y: [...mean.map((m, k) => m + std[k]), ...mean.map(low).reverse()],
           fill: "toself", fillcolor: ink + "26", line: { width: 0 }, mode: "lines", hoverinfo: "skip", type: "scatter",
         });
       }
       traces.push({
-        x, y: mean, name: curve.label, type: "scatter", mode: x.length > 1 ? "lines" : "markers",
-        line: { color: ink, dash: DASH[curve.dash], width: curve.strong ? 2.6 : 1.8 }, customdata: std.map((s, k) => [s, band.seeds[k]]),
-        hovertemplate: `%{y:.4~g}${unit} ±%{customdata[0]:.2~g} (%{customdata[1]})<extra>${escaped(curve.label)}</extra>`,
+        x, y: mean, name: curve.label, type: "scatter", mode: marks, hoverinfo: "none",
+        line: { color: ink, dash: dashed(curve.dash, width), width },
       });
     });
-    return draw(div, traces, {
-      height: narrow() ? 260 : 320, hovermode: axis === "rounds" && !narrow() ? "x unified" : "closest",
-      xaxis: { title: { text: section.axes[axis] }, rangemode: "tozero" },
-      yaxis: { title: { text: escaped(metric.label) + (metric.percent ? " (%)" : "") }, range: focus(sets, metric.rising) },
+    let range = state.zoom ? focus(sets, metric.rising) : undefined;
+    if (range && state.log) range = range[0] > 0 ? range.map(Math.log10) : undefined;
+    const done = draw(div, traces, {
+      height: narrow() ? 260 : 320, hovermode: "x", hoverdistance: -1,
+      xaxis: { title: { text: section.axes[axis] }, rangemode: "tozero", showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: theme().faint },
+      yaxis: { title: { text: escaped(metric.label) + (metric.percent ? " (%)" : "") }, ...(state.log ? { type: "log" } : {}), ...(range ? { range } : {}) },
+    }, home);
+    div.shown = { metric, state, sets };
+    if (!div.listens) listen(div);
+    return done;
+  }
+
+  // The values at the pointer, below the chart instead of over it.
+  function listen(div) {
+    const out = div.closest(".over").querySelector(".readout");
+    div.listens = true;
+    out.firstText ??= out.textContent;
+    const show = (event) => {
+      const { metric, state, sets } = div.shown; // of the last drawing
+      const digits = metric.percent ? 2 : 4, unit = metric.percent ? " %" : "";
+      const cost = (v) => (state.axis === "bytes" ? `${(v / 1e6).toPrecision(3)} MB` : state.axis === "seconds" ? `${v.toPrecision(3)} s` : `${Math.round(v).toLocaleString("en")} local steps`);
+      const x = event.points[0].x, made = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
+      out.classList.add("on");
+      out.replaceChildren(made("b", `${metric.label}, ${state.axis === "rounds" ? `round ${x}` : cost(x)}`), " ");
+      for (const set of sets) {
+        let k = 0;
+        set.x.forEach((v, j) => { if (Math.abs(v - x) < Math.abs(set.x[k] - x)) k = j; });
+        if (state.axis === "rounds" && set.x[k] !== x) continue; // it has no such round
+        const span = made("span", ""), dot = made("i", ""), many = set.seeds[k];
+        dot.style.background = set.ink;
+        const spread = many > 1 ? ` ±${set.std[k].toFixed(digits)}` : "";
+        span.append(dot, `${set.label} ${set.mean[k].toFixed(digits)}${spread}${unit}${state.axis === "rounds" ? "" : ` (round ${set.rounds[k]})`}`);
+        out.append(span);
+      }
+      const most = Math.max(...sets.map((set) => Math.max(...set.seeds)));
+      if (most > 1) out.append(`mean ± standard deviation of up to ${most} seeds`);
+      if (state.smooth > 1) out.append(` smoothed over ${state.smooth} points`);
+    };
+    div.on("plotly_hover", show);
+    div.on("plotly_click", show);
+    div.on("plotly_unhover", () => { // a finger is gone at once: what it touched stays
+      if (touch()) return;
+      out.textContent = out.firstText;
+      out.classList.remove("on");
+    });
+  }
+
+  // Each rival's difference to the best, with its interval.
+  function gaps(div, data) {
+    const t = theme(), y = data.labels.map(escaped);
+    const trace = {
+      type: "scatter", mode: "markers", x: data.mean, y, customdata: data.texts, marker: { color: t.ink, size: 9 },
+      error_x: { type: "data", symmetric: false, array: data.high.map((v, i) => v - data.mean[i]), arrayminus: data.mean.map((v, i) => v - data.low[i]), color: t.ink, thickness: 2, width: 6 },
+      hovertemplate: "%{y}: %{customdata}<extra></extra>",
+    };
+    const long = Math.max(...data.labels.map((label) => label.length));
+    return draw(div, [trace], {
+      height: 90 + 30 * y.length, hovermode: "closest", margin: { l: Math.min(narrow() ? 130 : 260, 24 + 7 * long), r: 20, b: 44 },
+      shapes: [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: 0, x1: 0, line: { color: t.faint, dash: "dot", width: 1.5 } }],
+      xaxis: { title: { text: `minus ${escaped(data.best)}${data.unit ? ` (${data.unit})` : ""}` }, rangemode: "tozero" },
+      yaxis: { type: "category", autorange: "reversed", showgrid: false, range: undefined },
     });
   }
 
@@ -102,7 +192,10 @@ const charts = (() => {
     const traces = [{
       type: "heatmap", x: map.rounds, y, z, customdata: map.z, colorscale: "Cividis", hoverongaps: false,
       hovertemplate: `client %{y}, round %{x}: ${map.symbol} = %{customdata:.4~g}<extra></extra>`,
-      colorbar: { thickness: 10, outlinewidth: 0, len: 1, x: 1.01, xpad: 4, ...(map.log ? ticks(z) : {}) },
+      colorbar: {
+        thickness: 10, outlinewidth: 0, len: 1, x: 1.01, xpad: 4, ...(map.log ? ticks(z) : {}),
+        title: { text: `${map.symbol}${map.unit ? `, ${map.unit}` : ""}${map.log ? " (log scale)" : ""}`, side: "right" },
+      },
     }];
     if (hasMix) {
       const share = y.map((id) => {
@@ -118,7 +211,7 @@ const charts = (() => {
     }
     const cut = narrow() ? 0.66 : 0.78;
     return draw(div, traces, {
-      height: map.small ? Math.min(300, tall(y.length)) : tall(y.length), hovermode: "closest", margin: { l: 52, r: 54, t: 10, b: 44 },
+      height: map.small ? Math.min(300, tall(y.length)) : tall(y.length), hovermode: "closest", margin: { l: 52, r: 78 },
       xaxis: { title: { text: "round" }, domain: hasMix ? [0, cut] : [0, 1], showgrid: false, tickangle: 0 },
       ...(hasMix ? { xaxis2: { title: { text: "label" }, domain: [cut + (narrow() ? 0.05 : 0.02), 1], showgrid: false, dtick: mix.labels[0].length > 12 ? undefined : narrow() ? 3 : 1, tick0: 0 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", showgrid: false, dtick: y.length > 30 ? Math.ceil(y.length / 15) : 1 },
@@ -158,12 +251,12 @@ const charts = (() => {
       });
     }
     return draw(div, traces, {
-      height, hovermode: "closest", margin: { l: 52, r: 14, t: 10, b: 44 }, bargap: 0.35,
+      height, hovermode: "closest", margin: { l: 52 }, bargap: 0.35,
       xaxis: labels > 1 ? { title: { text: "label" }, domain: [0, cut], range: [-0.6, labels - 0.4], dtick: labels > 12 ? undefined : 1 } : { title: { text: "rows" } },
       ...(labels > 1 ? { xaxis2: { title: { text: "rows" }, domain: [cut + 0.03, 1], nticks: 4 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", categoryarray: ids, dtick: ids.length > 30 ? Math.ceil(ids.length / 15) : 1 },
     });
   }
 
-  return { curves, heat, line, partition, colour, DASH };
+  return { curves, gaps, heat, line, partition, colour };
 })();

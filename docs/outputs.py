@@ -1,0 +1,103 @@
+"""Writes the outputs that README and docs show, from the real commands: python docs/outputs.py [--check] [PAGE ...].
+
+A block of text after `<!-- output -->` is what the block of code before it prints: for a ```bash block, what its lines
+that start with `fedveca` leave on a terminal of 80 columns; for a ```python block, its standard output.
+`<!-- output of: fedveca ... -->` names the command instead. tests/docs/test_outputs.py compares all of them with the
+commands, numbers aside, which depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+MARK = re.compile(r"<!-- output(?: of: (?P<command>fedveca [^>]+?))? -->\n```text\n(?P<text>.*?)^```$", re.M | re.S)
+CODE = re.compile(r"^```(?P<kind>python|bash)\n(?P<code>.*?)^```$", re.M | re.S)
+
+
+class Shown(NamedTuple):
+    """An output of a page: where it is, what it says, and what it comes from."""
+
+    start: int
+    end: int
+    text: str
+    kind: str  # python or shell
+    code: str  # all python blocks up to here, or the command lines
+
+
+def find_pages() -> list[Path]:
+    """README and the pages that show outputs."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in pages if MARK.search(page.read_text("utf-8"))]
+
+
+def find_outputs(page: Path) -> Iterator[Shown]:
+    text = page.read_text("utf-8")
+    for match in MARK.finditer(text):
+        before = [code for code in CODE.finditer(text) if code.end() < match.start()]
+        kind, code = "shell", match["command"]
+        if code is None:
+            kind = "python" if before[-1]["kind"] == "python" else "shell"
+            code = before[-1]["code"]
+            if kind == "python":
+                code = "\0".join(block["code"] for block in before if block["kind"] == "python")
+        yield Shown(match.start("text"), match.end("text"), match["text"], kind, code)
+
+
+def produce(shown: Shown, folder: Path) -> str:
+    """What the code prints now."""
+    from docs.terminal import record
+
+    if shown.kind == "shell":
+        lines = [line for line in shown.code.replace("\\\n", " ").splitlines() if line.startswith("fedveca ")]
+        screens = [record(line, folder)[0][-1].text() for line in lines]
+        return "\n".join(screens) + "\n"
+    names: dict[str, object] = {"__name__": "__main__"}
+    printed = ""
+    with contextlib.chdir(folder):
+        for block in shown.code.split("\0"):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(block, "page", "exec"), names)
+            printed = out.getvalue()
+    return printed
+
+
+def mask(text: str) -> str:
+    """Without what depends on the machine and the moment: numbers, and the spaces around them."""
+    text = re.sub(r"[-+±]?\d[\d.,:e-]*", "#", text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="some of the pages (all)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where an output has changed")
+    args = parser.parse_args()
+    changed = []
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    for page in [path.resolve() for path in args.pages] or find_pages():
+        text = page.read_text("utf-8")
+        for shown in reversed(list(find_outputs(page))):
+            with tempfile.TemporaryDirectory() as folder:
+                new = produce(shown, Path(folder))
+            if mask(new) != mask(shown.text):
+                changed.append(f"{page.relative_to(ROOT)}: {shown.code.strip().splitlines()[-1]}")
+            text = text[: shown.start] + new + text[shown.end :]
+        if not args.check:
+            page.write_text(text, "utf-8")
+    print("\n".join(changed) or "every output is as the pages show it")
+    sys.exit(args.check and bool(changed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The paper's CNN."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveca.tasks.models.registry import Shape, Task, named_model, require_images
+
+
+class Cnn(nn.Module):
+    """The paper's CNN for any image [C, H, W]: two 5x5x32 convolutions, each pooled by 2, then 256 units."""
+
+    def __init__(self, shape: Shape, classes: int, init: str = "paper") -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 32, 5, padding=2)
+        self.fc1 = nn.Linear(32 * (height // 4) * (width // 4), 256)
+        self.fc2 = nn.Linear(256, classes)
+        if init == "paper":
+            for p in self.parameters():
+                if p.dim() > 1:
+                    nn.init.trunc_normal_(p, std=0.1, a=-0.2, b=0.2)
+                else:
+                    nn.init.constant_(p, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _pool(x, self.conv1)
+        x = _pool(x, self.conv2)
+        out: Tensor = self.fc2(torch.relu(self.fc1(x.flatten(1))))
+        return out
+
+
+def _pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """maxpool(relu(conv(x) + b)) with bias and ReLU after the pooling: the same, on a quarter of the numbers."""
+    assert conv.bias is not None
+    x = nn.functional.conv2d(x, conv.weight, padding=2)
+    if x.is_cuda and _import_kernels() and not (x.shape[2] % 2 or x.shape[3] % 2):
+        return _import_kernels().pool(x, conv.bias)  # type: ignore[no-any-return]
+    return torch.relu(nn.functional.max_pool2d(x, 2) + conv.bias[:, None, None])
+
+
+@cache
+def _import_kernels() -> Any:
+    """The CUDA kernels, where Triton is installed (PyTorch's CUDA builds for Linux bring it)."""
+    return importlib.import_module("fedveca.tasks.kernels") if importlib.util.find_spec("triton") else None
+
+
+@named_model("cnn", "the paper's CNN for images")
+def build_cnn(task: Task) -> nn.Module:
+    require_images("cnn", task, 4)
+    return Cnn(task.shape, task.outputs, task.init)

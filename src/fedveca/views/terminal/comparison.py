@@ -1,0 +1,164 @@
+"""A comparison in the terminal: the table, the costs until targets, and sentences; digits are never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedveca.runs.folder import Run
+from fedveca.runs.schema import describe_quantity, format_spread, short_label
+from fedveca.runs.statistics import Spread
+from fedveca.views.comparison import (
+    Comparison,
+    Target,
+    compare_curves,
+    explain_table,
+    find_gap,
+    find_leader,
+    find_main_target,
+    find_winner,
+    format_cost,
+    format_gap,
+    format_reached,
+    format_target,
+    give_answer,
+)
+from fedveca.views.series import Which, group_curves
+
+COSTS = {"rounds": "rounds", "steps": "local steps", "bytes": "MB", "seconds": "seconds"}
+
+
+class Column(NamedTuple):
+    """Two lines of heading, one cell per method; columns of higher rank are the first ones to go."""
+
+    top: str
+    bottom: str
+    cells: list[Text]
+    rank: int = 0
+
+
+def make_method_table(runs: Sequence[Run], name: str, width: int = 80) -> Table:
+    """The methods side by side, what they needed to reach targets, and what the numbers mean.
+
+    Columns that do not fit are left out, the least important ones first; where even two do not fit, values are
+    stacked below the methods' names.
+
+    Args:
+        runs: The runs of the comparison; those that differ by their seed alone are one row.
+        name: The title.
+        width: Columns of the terminal.
+    """
+    comparison = compare_curves(group_curves(runs))
+    labels = [_label(comparison, i) for i in range(len(comparison.rows))]
+    page = Table.grid()
+    page.add_column(overflow="fold")
+    page.add_row(Text(name, style="italic"))
+    page.add_row(_fit([Column("", "method", labels), *_list_columns(comparison)], width))
+    if targets := comparison.targets:
+        page.add_row("")
+        better = comparison.directions[comparison.metric]
+        least = "at least" if better == "higher" else "at most"
+        page.add_row(Text(f"until test {short_label(comparison.metric)} is {least}"))
+        page.add_row(_fit([Column("", "method", labels), *_list_costs(comparison, targets)], width))
+    page.add_row("")
+    page.add_row(Text(give_answer(comparison)))
+    page.add_row(Text(" ".join([*explain_table(comparison), *_explain_costs(comparison)]), style="dim"))
+    return page
+
+
+def _label(comparison: Comparison, at: int) -> Text:
+    row = comparison.rows[at]
+    notes = [(row.diverged, "diverged"), (row.unfinished, "not ended")]
+    return Text(row.label + "".join(f" ({count} {what})" for count, what in notes if count))
+
+
+def _list_columns(comparison: Comparison) -> list[Column]:
+    """From the most important to the least: metric, its difference to the best, steps, then the rest."""
+    c, metric = comparison, comparison.metric
+    columns = [_make_column(c, c.which, metric)] if metric else []
+    if metric and any(find_gap(c, i, c.which, metric) for i in range(len(c.rows))):
+        best = find_leader(c, c.which, metric)
+        gaps = [find_gap(c, i, c.which, metric) for i in range(len(c.rows))]
+        cells = ["best" if i == best else format_gap(metric, gap) if gap else "-" for i, gap in enumerate(gaps)]
+        interval = "[95 % interval]" if any(gap and gap.interval for gap in gaps) else ""
+        columns.append(Column("minus the best", interval, list(map(Text, cells))))
+    columns.append(Column("local", "steps", [_show(row.steps, "steps") for row in c.rows]))
+    rest = [(c.which, n) for n in c.names[1:]] + [(w, n) for w in c.models if w != c.which for n in c.names]
+    columns += [_make_column(c, which, name) for which, name in rest]
+    columns.append(Column("", "seconds", [_show(row.seconds, "seconds") for row in c.rows]))
+    if len({row.seeds for row in c.rows}) > 1 or c.rows[0].seeds > 1:
+        columns.append(Column("", "seeds", [Text(str(row.seeds)) for row in c.rows]))
+    return [column._replace(rank=rank) for rank, column in enumerate(columns, 1)]
+
+
+def _make_column(comparison: Comparison, which: Which, name: str) -> Column:
+    unit = " %" if describe_quantity(name).unit == "share" else ""
+    winner, cells = find_winner(comparison, which, name), []
+    for i, row in enumerate(comparison.rows):
+        value = row.models[which][name]
+        text = format_spread(name, value.mean, value.std)
+        text = text if value.n > 1 else text.partition(" ±")[0]
+        cells.append(Text(text, style="bold" if i == winner else ""))
+    return Column("kept = last" if comparison.same_models else which, f"{short_label(name)}{unit}", cells)
+
+
+def _list_costs(comparison: Comparison, targets: Sequence[Target]) -> list[Column]:
+    """Rounds until every target; all other costs until the main one, whose rounds are the last to go."""
+    columns, main = [], find_main_target(targets)
+    asked = [(target, "rounds") for target in targets] + [(main, axis) for axis in COSTS if axis != "rounds"]
+    for rank, (target, axis) in enumerate(asked, 1):
+        cells = [Text(format_reached(axis, costs[axis])) for costs in target.costs]
+        heading = format_target(comparison.metric, target.value)
+        columns.append(Column(heading, COSTS[axis], cells, 0 if target is main and axis == "rounds" else rank))
+    return columns
+
+
+def _explain_costs(comparison: Comparison) -> list[str]:
+    if not comparison.targets:
+        return []
+    several = any(row.seeds > 1 for row in comparison.rows)
+    range_ = "median over seeds (lowest to highest); " if several else ""
+    every = {run.experiment.test_every for curve in comparison.curves for run in curve.runs}
+    tested = f", tested every {max(every)} rounds" if max(every) > 1 else ""
+    return [f"Costs until a target: {range_}never: not reached within the run{tested}."]
+
+
+def _show(value: Spread, axis: str) -> Text:
+    return Text("-" if value.mean is None else format_cost(axis, value.mean))
+
+
+def _fit(columns: Sequence[Column], width: int) -> Table:
+    """As many columns as fit, the most important ones; stacked where only one would be left."""
+    ranked = sorted(columns, key=lambda column: column.rank)
+    for count in range(len(columns), 2, -1):
+        table = _build([column for column in columns if column in ranked[:count]])
+        if Console(width=10_000).measure(table).maximum <= width:
+            return table
+    return _stack(columns)
+
+
+def _build(columns: Sequence[Column]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    double = any(column.top for column in columns)
+    for i, (top, bottom, *_) in enumerate(columns):
+        heading = Text(f"{top}\n{bottom}" if double else bottom)
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _stack(columns: Sequence[Column]) -> Table:
+    """Every method's name, and below it one line per value."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", overflow="fold")
+    for i, name in enumerate(columns[0].cells):
+        table.add_row(name, "")
+        for top, bottom, cells, _ in columns[1:]:
+            table.add_row(Text(f"  {top} {bottom}".replace("   ", "  ").rstrip()), cells[i])
+    return table

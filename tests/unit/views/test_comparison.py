@@ -1,0 +1,193 @@
+"""What terminal and report say of methods over seeds; every number worked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.folder import Run
+from fedveca.runs.statistics import Spread
+from fedveca.views import comparison as views
+from fedveca.views.comparison import Reached
+from fedveca.views.report.table import make_cost_table, make_csv, make_gaps, make_result_table
+from fedveca.views.series import group_curves
+
+
+def made(method: str, seed: int, values: list[float], steps: int = 10, **settings: Any) -> Run:
+    """A run with these accuracies after its rounds; each took so many local steps, 3 bytes and 2 seconds."""
+    rounds: list[Any] = [
+        {"round": k, "ids": [0], "left_out": [], "tau": [steps], "bytes_up": 1, "bytes_down": 2, "seconds": 2.0}
+        | {"test_loss": 1 - value, "test_accuracy": value}
+        for k, value in enumerate(values)
+    ]
+    end: Any = {"round": len(values), "test_loss": 1 - values[-1], "test_accuracy": values[-1]}
+    summary: Any = {"tau_all": steps * len(values), "kept": end, "last": end}
+    return Run(Experiment(method=method, seed=seed, rounds=len(values), **settings), rounds, summary)
+
+
+def compared(*runs: Run) -> views.Comparison:
+    return views.compare_curves(group_curves(runs))
+
+
+TWO = [made("fedveca", s, [0.3, 0.7, v]) for s, v in enumerate((0.92, 0.94))] + [
+    made("fedavg", s, [0.2, 0.5, v]) for s, v in enumerate((0.71, 0.73))
+]
+
+
+def test_a_winner_is_clearly_better_than_every_rival() -> None:
+    c = compared(*TWO)
+    assert views.find_leader(c, "kept", "test_accuracy") == views.find_winner(c, "kept", "test_accuracy") == 0
+    assert views.find_gap(c, 0, "kept", "test_accuracy") is None
+    gap = views.find_gap(c, 1, "kept", "test_accuracy")
+    assert gap is not None
+    assert (gap.mean, gap.n) == (pytest.approx(-0.21), 2)
+    close = compared(*TWO, *(made("fednova", s, [0.2, 0.5, v]) for s, v in enumerate((0.93, 0.9))))
+    assert views.find_leader(close, "kept", "test_accuracy") == 0
+    assert views.find_winner(close, "kept", "test_accuracy") is None  # FedNova is within chance
+    pooled = compared(*TWO, *(made("centralised", s, [0.9, 0.9, 0.99]) for s in (0, 1)))
+    assert views.find_winner(pooled, "kept", "test_accuracy") == 0  # it is not a rival
+
+
+def test_equal_means_have_no_best() -> None:
+    c = compared(made("fedveca", 0, [0.8]), made("fedavg", 0, [0.8]))
+    assert views.find_leader(c, "kept", "test_accuracy") is None
+    assert views.give_answer(c) == "FedVeca and FedAvg have the same test accuracy of the kept models: 80.00 %."
+
+
+def test_seeds_that_are_not_shared_cannot_be_paired() -> None:
+    c = compared(made("fedveca", 0, [0.8]), made("fedavg", 1, [0.5]))
+    assert views.find_gap(c, 1, "kept", "test_accuracy") is None
+    assert views.find_winner(c, "kept", "test_accuracy") is None
+    assert views.give_answer(c).endswith("no seed is shared, so the difference has no paired interval.")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (made("fedavg", 0, [0.5, 0.9]), "1 to 2 rounds"),
+        (made("fedavg", 0, [0.9], steps=12), "10 to 12 local steps"),
+        (made("fedavg", 0, [0.9], steps=11), ""),
+        (made("centralised", 0, [0.9], steps=50), ""),
+    ],
+)
+def test_nothing_is_the_best_across_budgets(other: Run, said: str) -> None:
+    c = compared(made("fedveca", 0, [0.5]), other)
+    assert c.budgets == said
+    assert (views.find_leader(c, "kept", "test_accuracy") is None) == bool(
+        said or other.experiment.method == "centralised"
+    )
+    if said:
+        assert views.give_answer(c) == (
+            f"No method is called the best, because the budgets differ: {said}. The highest mean test accuracy of the "
+            f"kept models is that of {c.rows[1].label}: 90.00 % (one seed)."
+        )
+
+
+def test_a_total_that_was_given_is_no_other_budget() -> None:
+    """By the paper's protocol rivals take at most as many steps, rounded down: that is said, not warned of."""
+    rival = made("fedavg", 0, [0.4, 0.6], steps=8, tau_all=20)
+    c = compared(made("fedveca", 0, [0.5, 0.7]), rival)
+    assert c.budgets == ""
+    assert (
+        "Methods with fixed steps take at most as many local steps as FedVeca (rounded down per client and round): "
+        "16 compared with 20." in views.explain_table(c)
+    )
+
+
+def test_targets_are_levels_that_a_rival_reaches() -> None:
+    c = compared(*TWO)
+    assert [target.value for target in c.targets] == [0.85, 0.9, 0.92]
+    costs = c.targets[-1].costs
+    assert costs[0]["rounds"] == Reached(3, 3, 3, 2, 2)
+    assert costs[0]["steps"] == Reached(30, 30, 30, 2, 2)
+    assert costs[0]["bytes"] == Reached(9, 9, 9, 2, 2)
+    assert costs[0]["seconds"] == Reached(6, 6, 6, 2, 2)
+    assert costs[1]["rounds"] == Reached(math.inf, math.inf, math.inf, 0, 2)
+    low = compared(made("fedveca", 0, [0.3, 0.7]), made("fedavg", 0, [0.2, 0.5]))
+    assert [target.value for target in low.targets] == [0.5, 0.6, 0.7]
+    assert views.find_main_target(low.targets).value == 0.5  # both methods reach it
+
+
+def test_the_spread_until_a_target_knows_seeds_that_never_reach_it() -> None:
+    runs = [made("fedveca", s, v) for s, v in enumerate(([0.3, 0.8, 0.8], [0.3, 0.4, 0.8], [0.3, 0.4, 0.5]))]
+    (costs,) = compared(*runs).targets[-1].costs
+    assert costs["rounds"] == Reached(3, 2, math.inf, 2, 3)
+    assert views.format_reached("rounds", costs["rounds"]) == "3 (2 to never)"
+    assert views.format_reached("rounds", Reached(math.inf, 2, math.inf, 1, 3)) == "in 1 of 3 seeds"
+    assert views.format_reached("rounds", Reached(math.inf, math.inf, math.inf, 0, 3)) == "never"
+    assert views.format_reached("steps", Reached(1200, 1200, 1200, 1, 1)) == "1,200"
+    assert views.format_reached("bytes", Reached(2_500_000, 1e6, 3e8, 2, 2)) == "2.5 (1 to 300)"
+
+
+def test_a_loss_alone_has_targets_on_its_way_down() -> None:
+    def lossy(method: str, values: list[float]) -> Run:
+        run = made(method, 0, values)
+        for record, value in zip(run.rounds, values, strict=True):
+            del record["test_accuracy"]
+            record["test_loss"] = value
+        end: Any = {"round": 3, "test_loss": values[-1]}
+        run.summary.update({"kept": end, "last": end})
+        return run
+
+    c = compared(lossy("fedveca", [2.0, 1.0, 0.1]), lossy("fedavg", [2.0, 1.5, 0.9]))
+    assert [target.value for target in c.targets] == [1.1, 0.48, 0.2]
+    assert [costs["rounds"].middle for costs in c.targets[0].costs] == [2, 3]
+    assert views.find_winner(c, "kept", "test_loss") is None
+    assert views.find_leader(c, "kept", "test_loss") == 0
+    assert views.give_answer(c).startswith("FedVeca has the best test loss of the kept models, 0.1000 (one seed)")
+
+
+def test_repeats_are_reported() -> None:
+    c = compared(*TWO, TWO[0], made("fedavg", 1, [0.1, 0.1, 0.1]))
+    assert views.explain_repeats(c.curves) == [
+        "1 run repeats a seed with identical results and is not counted again.",
+        "1 run repeats a seed with other results and is left out: of each seed, the run that went furthest is shown.",
+    ]
+    assert [row.seeds for row in c.rows] == [2, 2]
+
+
+def test_results_have_a_spread_only_over_several_seeds() -> None:
+    assert views.format_result("test_accuracy", Spread(0.5, 0.0, 1)) == "50.00 %"
+    assert views.format_result("test_accuracy", Spread(0.5, 0.0, 2)) == "50.00 ±0.00 %"
+    assert views.format_result("test_loss", Spread(None, 0.0, 0)) == "-"
+
+
+def test_the_tables_of_a_report() -> None:
+    c = compared(*TWO)
+    table = make_result_table(c)
+    assert [part.heading for part in table.parts] == [
+        "kept model, which is the last one",
+        "minus the best, [95 %]",
+        "cost of a run",
+        "",
+    ]
+    (label, _, cells), (other, _, behind) = table.rows
+    assert (label, other) == ("FedVeca", "FedAvg")
+    assert [(cell.text, cell.small, cell.best) for cell in cells[:3]] == [
+        ("93.00", "±1.41 %", True),
+        ("0.0700", "±0.0141", True),
+        ("best", "", False),
+    ]
+    assert (behind[2].text, behind[2].small) == ("−21.00", "[−21.00, −21.00]")
+    costs = make_cost_table(c)
+    assert costs is not None
+    assert costs.parts[-1].heading == "test accuracy ≥ 92 %"
+    assert [cell.text for cell in costs.rows[0][2][-4:]] == ["3", "30", "9e-06", "6"]
+    gaps = make_gaps(c)
+    assert gaps is not None
+    assert (gaps["best"], gaps["labels"], gaps["unit"]) == ("FedVeca", ["FedAvg"], "points")
+    assert make_gaps(compared(*TWO[::2])) is None  # one seed has no interval
+
+
+def test_a_csv_has_full_precision_and_no_formula() -> None:
+    head, first, second = make_csv(compared(*TWO)).splitlines()
+    assert head.split(",")[:5] == ["method", "seeds", "diverged", "kept_test_accuracy_mean", "kept_test_accuracy_std"]
+    values = dict(zip(head.split(","), second.split(","), strict=True))
+    assert float(values["kept_test_accuracy_mean"]) == pytest.approx(0.72)
+    assert float(values["kept_test_accuracy_minus_best_low"]) == pytest.approx(-0.21)
+    assert dict(zip(head.split(","), first.split(","), strict=True))["kept_test_accuracy_minus_best"] == ""
+    evil = make_csv(compared(made("custom:=cmd()", 0, [0.5])))
+    assert evil.splitlines()[1].startswith("'=cmd()")
