@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ from fedveca.tasks.randomness import DrawFrom, draw_from
 
 E = Experiment(data="digits", method="fedavg", clients=4, rounds=3, batch=8, tau_0=3, lr=0.05, keep="last", probe=16)
 SHAPE, CLASSES = (1, 8, 8), 10
+NormStats = Literal["average", "local", "fixed"]
 NORM_STATS = ("average", "local", "fixed")
 
 
@@ -95,7 +96,7 @@ def walk_by_hand(built: Built, module: nn.Module, norm_stats: str) -> dict[str, 
     return {n: v for n, v in module.state_dict().items() if n in names}
 
 
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return max(float((v - b[name]).abs().max()) for name, v in a.items())
 
 
@@ -104,7 +105,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("norm_stats", NORM_STATS)
-def test_running_statistics_are_those_of_a_plain_loop(norm_stats: str, participation: float) -> None:
+def test_running_statistics_are_those_of_a_plain_loop(norm_stats: NormStats, participation: float) -> None:
     e = replace(E, norm_stats=norm_stats, participation=participation)
     torch.manual_seed(3)
     module = normed(SHAPE, CLASSES)
@@ -315,7 +316,7 @@ class Watching(FedAvg):
 
 
 @pytest.mark.parametrize("norm_stats", ["average", "local"])
-def test_a_method_sees_no_statistics_and_a_custom_one_is_tried_with_them(norm_stats: str) -> None:
+def test_a_method_sees_no_statistics_and_a_custom_one_is_tried_with_them(norm_stats: NormStats) -> None:
     ours = run(replace(E, norm_stats=norm_stats), model=normed).model
     done = run(replace(E, norm_stats=norm_stats), model=normed, method=Watching(0.05)).model
     assert all(torch.equal(v, ours[name]) for name, v in done.items())
@@ -345,7 +346,7 @@ class Average(nn.Module):
 
 
 @pytest.mark.parametrize("norm_stats", ["average", "local"])
-def test_a_buffer_that_is_replaced_counts_like_one_that_is_changed(norm_stats: str) -> None:
+def test_a_buffer_that_is_replaced_counts_like_one_that_is_changed(norm_stats: NormStats) -> None:
     e = replace(E, norm_stats=norm_stats)
     replaced, changed = (run(e, model=factory(lambda v=v: Average(v))).model for v in (False, True))  # type: ignore[misc]
     assert float(changed["mean"].abs().max()) > 0.1
