@@ -244,11 +244,6 @@ def describe_rows(data: Dataset) -> RowForm:
     }
 
 
-def needs_sample(x: Tensor, y: Tensor, classes: int) -> bool:
-    """Whether a model is tried on real rows: where they are not numbers with one label each."""
-    return not classes or x.dtype == torch.int64 or y.dim() > 1
-
-
 def load_data(
     e: Experiment,
     data: Dataset | None = None,

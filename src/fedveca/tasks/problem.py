@@ -224,7 +224,7 @@ class ModuleProblem:
         single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
         slower = any(isinstance(m, single) for m in module.modules())
         self.mapped = not (slower or running or random)
-        self.compiled = compiled and not (running or random)
+        self.compiled = compiled and not (running or fixed or random)
         self._programs: dict[bool, Program] = {}  # by whether it is for training
         self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
         self._lock = threading.Lock()

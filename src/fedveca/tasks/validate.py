@@ -107,13 +107,12 @@ def validate_model(
     _check_loss(goal, scores, targets)
     trial = _try_training(network, said, two)
     fixed = norm_stats == "fixed"
-    make = partial(make, random=trial.random, compiled=compiled)
     if fixed and trial.running:
-        network = make(fixed=trial.running)
+        network = make(fixed=trial.running, random=trial.random, compiled=compiled)
         _check_fixed(_try_training(network, said, two), said)
     else:
         _check_running(module, said, trial.running)
-        network = make(running=trial.running)
+        network = make(running=trial.running, random=trial.random, compiled=compiled)
     network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ from fedveca.tasks.randomness import DrawFrom, draw_from
 
 E = Experiment(data="digits", method="fedavg", clients=4, rounds=3, batch=8, tau_0=3, lr=0.05, keep="last", probe=16)
 SHAPE, CLASSES = (1, 8, 8), 10
+NormStats = Literal["average", "local", "fixed"]
 NORM_STATS = ("average", "local", "fixed")
 
 
@@ -104,7 +105,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("norm_stats", NORM_STATS)
-def test_running_statistics_are_those_of_a_plain_loop(norm_stats: str, participation: float) -> None:
+def test_running_statistics_are_those_of_a_plain_loop(norm_stats: NormStats, participation: float) -> None:
     e = replace(E, norm_stats=norm_stats, participation=participation)
     torch.manual_seed(3)
     module = normed(SHAPE, CLASSES)
