@@ -72,7 +72,7 @@ def test_some_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "here"
     argv = ["reproduce", "all", "--tasks", "svm-mnist", "--seeds", "1", "--out", "here"]
     assert main([*argv, "--device", "cpu"]) == 0
-    assert "centralised seed 0  round 14/14" in capsys.readouterr().err
+    assert "run 6 of 6: centralised seed 0  accuracy " in capsys.readouterr().err
     assert {path.name for path in out.iterdir()} == {"results", "report.html", *SVM}
     content = json.loads((out / "results" / "table1.json").read_text())
     assert content["command"] == "fedveca reproduce table1 --seeds 1 --tasks svm-mnist"

@@ -37,7 +37,7 @@ def test_it_runs_and_resumes(study: Path, capsys: Capture) -> None:
     argv = ["study", "mine.toml", "--device", "cpu"]
     assert main(argv) == 0
     out, progress = capsys.readouterr()
-    assert "fedavg seed 1  round 3/3" in progress
+    assert "run 4 of 4: fedavg seed 1  accuracy " in progress
     assert "half: 2 seeds, mean ± standard deviation" in out
     assert "minus FedVeca" in out
     assert out.endswith("report: runs/mine/report.html   table: runs/mine/study.json   runs: runs/mine\n")

@@ -45,7 +45,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     name, experiment = parse_experiment(args.words)
     known = tuple(known_methods())
-    named = known if args.methods == "all" else tuple(filter(None, args.methods.split(",")))
+    named = known if args.methods == "all" else tuple(args.methods.split(",") if args.methods else ())
     methods = named or tuple(method for method, facts in known_methods().items() if facts["paper"])
     for method in methods:
         reject_custom({"method": method})

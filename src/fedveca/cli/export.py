@@ -10,12 +10,17 @@ from fedveca.errors import printable
 
 
 def add(command: Command) -> None:
-    export = command("export", _export, "Write the model of a run as safetensors, ONNX or TorchScript.")
+    examples = (
+        ("fedveca export runs/mine", "its weights, as mine.safetensors"),
+        ("fedveca export runs/mine --format onnx -o mine.onnx", "the model itself, for other programs"),
+    )
+    export = command("export", _export, "Write the model of a run as safetensors, ONNX or TorchScript.", examples)
     export.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     export.add_argument(
         "--format",
         default="safetensors",
         choices=("safetensors", "onnx", "torchscript"),
+        metavar="FORMAT",
         help="safetensors: weights by name (default); onnx, torchscript: the model itself, for prepared rows",
     )
     export.add_argument(

@@ -12,7 +12,11 @@ SHOWN = 10  # predictions that are printed for people
 
 
 def add(command: Command) -> None:
-    predict = command("predict", _predict, "Predict rows with the model of a run.")
+    examples = (
+        ("fedveca predict runs/mine rows.npy -o classes.json", "classes and scores of rows in a file"),
+        ("fedveca predict runs/mine --data test", "the test rows of its data set, and the accuracy"),
+    )
+    predict = command("predict", _predict, "Predict rows with the model of a run.", examples)
     predict.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     predict.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="rows [n, ...]: an .npy file, or an .npz file with x, and y"

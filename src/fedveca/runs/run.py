@@ -40,7 +40,7 @@ from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_start
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
-from fedveca.runs.schema import Round, Summary, get_number
+from fedveca.runs.schema import Environment, Round, Summary, get_number
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import label_counts
 
@@ -110,7 +110,7 @@ def run(
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
     if out is None:
-        return replace(_run_rounds(built, device, keeper, [], None, observers), environment=environment)
+        return _run_rounds(built, device, keeper, [], None, observers, environment=environment)
     out = Path(out)
     counts = None  # of rows that only the clients have
     if len(built.shares.rows):
@@ -121,7 +121,7 @@ def run(
         stop_or_signal(stop) as stopping,
     ):
         built.cohort.memory.home = out / MEMORY_FILE
-        return _run_rounds(built, device, keeper, [], folder, observers, stopping)
+        return _run_rounds(built, device, keeper, [], folder, observers, stopping, environment=environment)
 
 
 def resume(
@@ -200,6 +200,7 @@ def _run_rounds(
     observers: tuple[Observer, ...],
     stopping: StopRequest = lambda: False,
     spent: float = 0.0,
+    environment: Environment | None = None,
 ) -> Run:
     """The rounds that are left, then the closing summary; `spent` are the seconds of the run's former parts."""
     e, start, diverged = built.experiment, time.perf_counter(), ""
@@ -277,7 +278,7 @@ def _run_rounds(
         model = {name: v.detach().cpu() for name, v in built.problem.state(keeper.kept).items()}
         if folder:
             folder.write_end(summary, model)
-        done.append(Run(e, records, summary, model, path, built.directions))
+        done.append(Run(e, records, summary, model, path, built.directions, environment or {}))
         return done[0]
 
 

@@ -124,6 +124,7 @@ def read_result(out: Path) -> Result:
             rounds += json.dumps({key: value for key, value in line.items() if key not in TIMES}) + "\n"
         summary = json.loads((folder / "summary.json").read_text())
         del summary["experiment"], summary["seconds"]
+        summary.pop("warnings", None)  # since then: the loss grew, or the run learned nothing
         summary |= {"stopped": True} if "stopped" in summary else {}  # why is a sentence
         runs.append({"run": str(folder.relative_to(out)), "summary": summary, "model": hash_model(folder)})
     closing: dict[str, object] = {"runs": runs}

@@ -31,7 +31,7 @@ def complete(line: str) -> list[str]:
         ("run --d", ["--device"]),
         ("run --device ", ["auto", "cpu", "cuda"]),
         ("run method=sc", ["method=scaffold"]),
-        ("run model=", ["model=cnn", "model=mlp", "model=svm"]),
+        ("run model=l", ["model=logistic", "model=lstm"]),
         ("run rounds=5 aggregate=m", ["aggregate=mean", "aggregate=median"]),
         ("run rounds=", []),
         ("run bogus=", []),

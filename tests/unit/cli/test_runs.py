@@ -67,7 +67,7 @@ def test_runs_lists_what_was_run(capsys: Capture) -> None:
     assert lines[0] == ["run", "method", "data", "model", "rounds", "state", "score", "age"]
     rows = {line[0]: line[1:6] for line in lines[1:]}
     assert rows["study/fedavg-seed2"] == ["fedavg", "digits", "svm", "7/7", "finished"]
-    assert rows["stopped"] == ["fedavg", "digits", "svm", "7/7", "stopped"]
+    assert rows["stopped"] == ["fedavg", "digits", "svm", "7/7", "inactive"]
     assert rows["away"][4] == "diverged"
     assert len(rows) == 4
 

@@ -162,7 +162,7 @@ class Screen(ComparisonObserver):
 
     def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
         """A comparison begins."""
-        self._total = len(methods) * seeds
+        self._total, self._done = len(methods) * seeds, 0
         runs = count_runs(self._total)
         each = f"{len(methods)} method{'s' * (len(methods) > 1)} x {seeds} seed{'s' * (seeds > 1)} = {runs}"
         about = describe_start(experiment, self.device or "CPU")[0].split(", ")[1:]  # without the method
