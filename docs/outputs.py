@@ -2,7 +2,8 @@
 
 A block of text after `<!-- output -->` is what the block of code before it prints: for a ```bash block, what its lines
 that start with `fedveca` leave on a terminal of 80 columns; for a ```python block, its standard output.
-`<!-- output of: fedveca ... -->` names the command instead. tests/docs/test_outputs.py compares all of them with the
+`<!-- output of: fedveca ... -->` names the command instead; `<!-- output from "A" to "B" -->` shows the lines from the
+first that starts with A to the next that starts with B. tests/docs/test_outputs.py compares all of them with the
 commands, numbers aside, which depend on the machine.
 """
 
@@ -21,7 +22,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-MARK = re.compile(r"<!-- output(?: of: (?P<command>fedveca [^>]+?))? -->\n```text\n(?P<text>.*?)^```$", re.M | re.S)
+MARK = re.compile(
+    r'<!-- output(?: of: (?P<command>fedveca [^>]+?))?(?: from "(?P<first>[^"]+)" to "(?P<last>[^"]+)")? -->\n'
+    r"```text\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 CODE = re.compile(r"^```(?P<kind>python|bash)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
@@ -33,6 +38,8 @@ class Shown(NamedTuple):
     text: str
     kind: str  # python or shell
     code: str  # all python blocks up to here, or the command lines
+    first: str = ""  # how the first and the last line that are shown start; all where they are empty
+    last: str = ""
 
 
 def find_pages() -> list[Path]:
@@ -51,7 +58,8 @@ def find_outputs(page: Path) -> Iterator[Shown]:
             code = before[-1]["code"]
             if kind == "python":
                 code = "\0".join(block["code"] for block in before if block["kind"] == "python")
-        yield Shown(match.start("text"), match.end("text"), match["text"], kind, code)
+        ends = match["first"] or "", match["last"] or ""
+        yield Shown(match.start("text"), match.end("text"), match["text"], kind, code, *ends)
 
 
 def produce(shown: Shown, folder: Path) -> str:
@@ -61,7 +69,7 @@ def produce(shown: Shown, folder: Path) -> str:
     if shown.kind == "shell":
         lines = [line for line in shown.code.replace("\\\n", " ").splitlines() if line.startswith("fedveca ")]
         screens = [record(line, folder)[0][-1].text() for line in lines]
-        return "\n".join(screens) + "\n"
+        return cut_out("\n".join(screens) + "\n", shown.first, shown.last)
     names: dict[str, object] = {"__name__": "__main__"}
     printed = ""
     with contextlib.chdir(folder):
@@ -69,7 +77,15 @@ def produce(shown: Shown, folder: Path) -> str:
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(block, "page", "exec"), names)
             printed = out.getvalue()
-    return printed
+    return cut_out(printed, shown.first, shown.last)
+
+
+def cut_out(text: str, first: str, last: str) -> str:
+    """The lines from the first that starts with `first` to the next that starts with `last`."""
+    lines = text.splitlines(keepends=True)
+    start = next(at for at, line in enumerate(lines) if line.startswith(first))
+    stop = next(at for at, line in enumerate(lines) if line.startswith(last) and at >= start) if last else len(lines)
+    return "".join(lines[start : stop + 1])
 
 
 def mask(text: str) -> str:

@@ -185,6 +185,14 @@ def test_outputs_are_those_of_the_commands(page: Path, tmp_path: Path) -> None:
         assert mask(produce(output, folder)) == mask(output.text), f"{output.code}: run python docs/outputs.py"
 
 
+def test_the_recording_of_a_terminal_is_never_silent_for_long() -> None:
+    """`python docs/terminal.py` records it anew, from the command that `make demo` runs."""
+    drawn = (DOCS / "images" / "terminal.svg").read_text("utf-8")
+    found = re.search(r'data-longest-silence="([\d.]+)"', drawn)
+    assert found is not None
+    assert float(found[1]) <= 3
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_and_shows_something() -> None:
     cells = read_notebook(NOTEBOOK)
