@@ -28,12 +28,14 @@ def ran(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
 def test_it_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = re.findall(r"(\d+\.\d) %", ran(name, capsys))
     assert float(said[-1]) > SHARES[name]
 
 
+@pytest.mark.slow
 def test_regression(capsys: pytest.CaptureFixture[str]) -> None:
     out = ran("regression.py", capsys)
     assert all(float(v) > 0.85 for v in re.findall(r"R squared (\d\.\d+)", out))

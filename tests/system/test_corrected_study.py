@@ -40,6 +40,7 @@ def test_the_raw_spread_is_that_of_the_summed_gradients() -> None:
     assert method.finish(order, carry, w, torch.tensor([2.0]))[1]["spread"].item() == pytest.approx(8)
 
 
+@pytest.mark.slow
 def test_runs_become_rows(shrink: Shrink, tmp_path: Path) -> None:
     shrink(rounds=2, test_every=1)
     main(["main", "--out", "runs", "--seeds", "2", "--workers", "1", "--device", "cpu", "--write", "."])

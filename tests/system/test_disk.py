@@ -59,6 +59,7 @@ def at(k: int, action: Callable[[], None]) -> list[EachRound]:
     return [EachRound(lambda record: action() if record["round"] + 1 == k else None)]
 
 
+@pytest.mark.slow
 def test_a_full_disk(disk: Path, tmp_path: Path, capsys: Capture) -> None:
     folder, words = disk / "run", ["run", *WORDS, "rounds=60", "--device", "cpu", "--quiet", "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
@@ -193,6 +194,7 @@ def test_a_disk_without_room_for_the_first_files(tmp_path: Path, capsys: Capture
         assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == left
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone(tmp_path: Path, programs: Zygote) -> None:
     folder = tmp_path / "run"
     pid = programs.start("run", *WORDS, "rounds=100000", "--device", "cpu", "--quiet", "--out", folder)
@@ -214,6 +216,7 @@ def until(true: Any, seconds: float = 240) -> None:
 # two at once
 
 
+@pytest.mark.slow
 def test_the_second_is_refused_and_the_lock_dies_with_its_process(tmp_path: Path, programs: Zygote) -> None:
     folder, words = tmp_path / "run", [*WORDS, "rounds=100000", "--device", "cpu", "--quiet"]
     first = programs.start("run", *words, "--out", folder)
@@ -237,6 +240,7 @@ def raise_stopped(folder: Path) -> None:
         raise RuntimeError(str(stopped)) from None
 
 
+@pytest.mark.slow
 def test_two_that_compare_into_one_folder(tmp_path: Path, programs: Zygote) -> None:
     words = ["compare", *WORDS, "rounds=100000", "--seeds", "1", "--device", "cpu", "--quiet", "--out", tmp_path / "c"]
     first = programs.start(*words)

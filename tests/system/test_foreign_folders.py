@@ -94,6 +94,7 @@ def hard(path: Path, victim: Path) -> None:
     path.hardlink_to(victim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["early", "cut"])
 @pytest.mark.parametrize("link", [symbolic, dangling, relative, hard])
 def test_no_link_is_written_through(
@@ -223,6 +224,7 @@ def test_a_file_of_20_gigabytes(start: str, made: Path, tmp_path: Path, capsys: 
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [6, 2**31 - 1])
 def test_lines_without_end(clients: int, made: Path, tmp_path: Path) -> None:
     """A line is bounded by the number of clients, which is as little to be trusted."""

@@ -45,6 +45,7 @@ def check(name: str, result: Result, exact: bool = EXACT) -> None:
     assert not found, f"golden run {name}: {len(found)} quantities differ\n" + "\n".join(found[:8])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_data")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=slow) if name in SLOW else name for name in NAMES])
 def test_run(name: str, tmp_path: Path) -> None:

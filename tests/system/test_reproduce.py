@@ -68,6 +68,7 @@ def test_all_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     assert again == {half / "rounds.jsonl"}  # finished work is not repeated
 
 
+@pytest.mark.slow
 def test_some_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "here"
     argv = ["reproduce", "all", "--tasks", "svm-mnist", "--seeds", "1", "--out", "here"]
@@ -120,6 +121,7 @@ def test_refused(shrink: Shrink, tmp_path: Path, capsys: Capture, words: str, sa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_runs_with_other_settings_are_refused(shrink: Shrink, capsys: Capture) -> None:
     argv = ["reproduce", "instant", "--seeds", "1", "--device", "cpu", "--quiet"]
     assert main(argv) == 0
@@ -128,6 +130,7 @@ def test_runs_with_other_settings_are_refused(shrink: Shrink, capsys: Capture) -
     assert "holds a run with other settings; name another folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_study_is_the_same_command(tmp_path: Path) -> None:
     """`python -m studies.paper` in the clone, from the clone's root."""
     words = [sys.executable, "-m", "studies.paper", "curvs"]

@@ -66,6 +66,7 @@ def pressed(number: int, after: int, times: int = 1) -> EachRound:
 # a run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [CTRL_C, TERM])
 def test_once_ends_the_round_and_saves(number: int, tmp_path: Path, programs: Zygote) -> None:
     e = Experiment(**(SMALL | {"rounds": 1000, "checkpoint_every": 900}))
@@ -92,6 +93,7 @@ def test_once_ends_the_round_and_saves(number: int, tmp_path: Path, programs: Zy
     same(tmp_path / "whole", folder)
 
 
+@pytest.mark.slow
 def test_twice_ends_at_once(tmp_path: Path, programs: Zygote) -> None:
     """In a round that would take many minutes, its arithmetic in threads of its own."""
     folder = tmp_path / "run"
@@ -205,6 +207,7 @@ def test_compare_goes_on_where_it_stopped(tmp_path: Path) -> None:
         same(tmp_path / "whole" / f"{method}-seed0", tmp_path / "cut" / f"{method}-seed0")
 
 
+@pytest.mark.slow
 def test_reproduce_goes_on_where_it_stopped(
     shrink: Shrink,
     tmp_path: Path,

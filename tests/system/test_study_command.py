@@ -33,6 +33,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_runs_and_resumes(study: Path, capsys: Capture) -> None:
     argv = ["study", "mine.toml", "--device", "cpu"]
     assert main(argv) == 0

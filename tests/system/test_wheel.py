@@ -26,6 +26,7 @@ def said(*command: object, cwd: Path, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_it_loads_little() -> None:
     """`import fedveca` loads not even torch; what runs an experiment loads nothing that draws or serves."""
     code = "import sys; import fedveca; print('torch' in sys.modules); from fedveca import run; print(*sys.modules)"

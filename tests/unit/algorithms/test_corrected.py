@@ -146,6 +146,7 @@ def test_the_error_term_of_theorem_1_stays_within_its_bound(seed: int) -> None:
         last = [s.path for s in seen]
 
 
+@pytest.mark.slow
 def test_only_the_corrected_error_vanishes_with_the_gradient() -> None:
     """Where d_k = 0 training stands still: FedVeca's T_k is |grad F|^2 there, and the gradient is not zero."""
     left = {}

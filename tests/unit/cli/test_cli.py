@@ -315,6 +315,7 @@ def test_a_run_that_runs_away_ends_with_1(here: Path, capsys: Capture) -> None:
 # compare, list, partition, data
 
 
+@pytest.mark.slow
 def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capture) -> None:
     argv = ["compare", *FAST, "--seeds", "2", "--out", "c"]
     assert main(argv) == 0
@@ -383,6 +384,7 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
 # for machines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
@@ -411,6 +413,7 @@ def test_json_is_one_object_and_nothing_else(argv: list[str], names: set[str], c
 # as a program
 
 
+@pytest.mark.slow
 def test_without_a_terminal_lines_are_plain(here: Path) -> None:
     done = subprocess.run([*COMMAND, "run", *FAST, "--out", "a"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -452,6 +455,7 @@ def on_a_terminal(words: list[str], **env: str) -> bytes:
     return shown
 
 
+@pytest.mark.slow
 def test_with_a_terminal_one_line_lives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     shown = on_a_terminal([*COMMAND, "run", *FAST, "rounds=40", "--out", "a"])
@@ -462,6 +466,7 @@ def test_with_a_terminal_one_line_lives(here: Path, monkeypatch: pytest.MonkeyPa
     assert b"fedveca board ." in shown.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"CI": "true"}])
 def test_a_terminal_that_wants_plain_lines_gets_them(env: dict[str, str], here: Path) -> None:
     shown = on_a_terminal([*COMMAND, "run", *FAST, "--out", "a"], **env)
@@ -470,6 +475,7 @@ def test_a_terminal_that_wants_plain_lines_gets_them(env: dict[str, str], here: 
     assert rounds == [b"round 1/3", b"round 2/3", b"round 3/3"]
 
 
+@pytest.mark.slow
 def test_a_stream_without_unicode_still_gets_its_table(here: Path) -> None:
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([*COMMAND, "partition"], capture_output=True, text=True, timeout=120, env=env)

@@ -209,6 +209,7 @@ def test_lists_for_programs(capsys: Capture) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_plugins_method_is_listed(here: Path) -> None:
     (here / "plugged.py").write_text(
         "from dataclasses import dataclass\nfrom fedveca import FedAvg, method\n"

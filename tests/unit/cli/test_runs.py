@@ -280,6 +280,7 @@ def test_a_report_of_several_folders_replaces_none(capsys: Capture, here: Path) 
     assert shown(capsys, *several, "-o", "report.html")
 
 
+@pytest.mark.slow
 def test_compare_opens_its_report(capsys: Capture, here: Path, opened: list[str]) -> None:
     words = ["model=svm", "rounds=1", "--methods", "fedavg", "--seeds", "1", "--out", "c", "-q", "--open"]
     assert main(["compare", *words]) == 0

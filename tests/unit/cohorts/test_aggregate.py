@@ -52,6 +52,7 @@ def test_clients_may_come_one_by_one(rule: str) -> None:
     assert torch.allclose(one_by_one(rule, v, weight), at_once(rule, v, weight), atol=1e-6)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.integers(0, 10**6))
 def test_median_and_trimmed_mean_of_equal_weights(n: int, seed: int) -> None:
     v = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed))

@@ -205,6 +205,7 @@ def test_fedveca_with_few_clients_a_round() -> None:
     assert state.tau[never].tolist() == [5] * len(never)
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet_in_a_mapped_module() -> None:
     """Chunks of a network step side by side; each thread's parameters are its own."""
     data = load("synthetic", clients=300)

@@ -48,6 +48,7 @@ def test_clients_are_away_with_the_given_chance(kind: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_crash_lasts_its_rounds() -> None:
     faults, ids = Faults("crash:0.05:4", 30, 1), torch.arange(30)
     away = [[i in faults.find_absent(k, ids) for i in range(30)] for k in range(100)]
@@ -159,6 +160,7 @@ def test_a_run_that_diverges_still_says_so() -> None:
     assert "lr" in done.summary["stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -54,6 +54,7 @@ def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypat
         assert torch.equal(w, whole)
 
 
+@pytest.mark.slow
 def test_chunks_and_threads_of_convolutions() -> None:
     for algorithm in (FedVeca(0.002), Scaffold(0.002)):
         plain, tau = trained(algorithm, "cnn", lanes=1, threads=1)

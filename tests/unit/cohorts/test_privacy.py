@@ -108,6 +108,7 @@ def test_epsilon_of_the_gaussian_mechanism_in_closed_form() -> None:
         assert account(noise=z, hidden=False).spent(rounds) == pytest.approx(spent)
 
 
+@pytest.mark.slow
 def test_drawing_clients_is_counted_where_it_is_hidden() -> None:
     """Against the library, event by event; and less than without the drawing."""
     import dp_accounting
@@ -162,6 +163,7 @@ def test_what_shows_who_took_part_is_counted() -> None:
     assert shown(3, method="fedavg", partition="quantity", tau_all=4000)
 
 
+@pytest.mark.slow
 def test_what_each_method_spends() -> None:
     """At the same noise: FedAvg's one release, the loss that keep=best asks for, and FedVeca's numbers."""
 

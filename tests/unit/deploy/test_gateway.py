@@ -282,6 +282,7 @@ def test_smuggled_requests_do_not_pass(bench: Bench) -> None:
     assert {target for target, _, _ in bench.reached} <= {PATH}
 
 
+@pytest.mark.slow
 def test_the_slow_are_dropped_and_others_are_served_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_SECONDS", 1.0)
     monkeypatch.setattr(module, "UNSIGNED_CONNECTIONS", 20)
@@ -308,6 +309,7 @@ def test_its_log_is_bounded(bench: Bench, capsys: pytest.CaptureFixture[str]) ->
     assert "not listed" in lines[-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.one_of(

@@ -41,6 +41,7 @@ def test_a_message_loads_no_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_node_has_one_fork_server(tmp_path: Path) -> None:
     """Messages that come while it still loads Flower each start one; the first stays."""
     command = [sys.executable, "-m", "fedveca.deploy.fork_server", str(tmp_path), str(os.getpid())]
@@ -251,6 +252,7 @@ def test_the_server_tests_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest
         Experiment(data=data.name)  # what the run records is a data set that it can name
 
 
+@pytest.mark.slow
 def test_another_user_cannot_reach_a_nodes_worker(tmp_path: Path) -> None:
     """Nor keep it from its node: three idle connections did so once."""
     folder = tmp_path / ("deep" * 30)  # a socket's own path may have 107 bytes

@@ -36,6 +36,7 @@ def test_a_process_that_has_ended_is_not_alive_even_before_its_parent_noticed() 
     assert is_alive(1)
 
 
+@pytest.mark.slow
 def test_only_what_has_the_mark_is_killed_and_not_before_its_time() -> None:
     sleep = "import time; print('x', end='', flush=True); time.sleep({})"
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + sleep.format(300)

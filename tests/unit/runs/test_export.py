@@ -139,6 +139,7 @@ def test_a_folder_that_does_not_say_what_rows_look_like(
         RebuiltModel(Run.open(tmp_path / "numbers"))
 
 
+@pytest.mark.slow
 def test_the_command_line(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def crashed(e: Experiment, folder: Path, after: int) -> None:
         run(e, folder, device="cpu", observers=[EachRound(stop)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -102,6 +103,7 @@ def test_without_a_checkpoint_it_begins_again(tmp_path: Path, caplog: pytest.Log
         resume(tmp_path / "cut", rounds=9, device="cpu")  # it was finished: nothing is thrown away
 
 
+@pytest.mark.slow
 def test_any_bit(tmp_path: Path) -> None:
     """Every byte of a checkpoint is under its sum: its tensors, their names, the marks and the sum itself."""
     e = Experiment(**(SMALL | {"rounds": 3}))
@@ -211,6 +213,7 @@ def test_no_file_of_a_folder_leads_out_of_it(name: str, tmp_path: Path) -> None:
         (Path.rmdir if (tmp_path / "run" / name).is_dir() else Path.unlink)(tmp_path / "run" / name)
 
 
+@pytest.mark.slow
 def test_wherever_it_is_cut_off_its_partition_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is a run once it has its settings, and these come last; no draft stays."""
     e = Experiment(**(SMALL | {"rounds": 1, "tau_0": 2}))

@@ -418,6 +418,7 @@ def test_mean_and_spread_of_the_values_that_there_are() -> None:
     assert mean_and_spread([None]) == Spread(None, 0.0, 0)
 
 
+@pytest.mark.slow
 def test_a_figure_is_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
     e = replace(SMALL, rounds=8, partition="case1")
     runs = [run(replace(e, method=m, seed=s), device="cpu") for m in ("fedveca", "centralised") for s in (0, 1)]

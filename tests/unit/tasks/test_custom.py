@@ -488,6 +488,7 @@ def test_a_method_is_tried_on_a_copy() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_comparing_objects(tmp_path: Path) -> None:
     methods: Any = ("fedveca", "fedavg", "centralised", Lazy(0.05), Lazy(0.05, 0.9))
     custom: Any = {"data": F, "model": net(1), "metric": worst, "partition": [range(40), range(40, 96)]}

@@ -650,6 +650,7 @@ def test_synthetic_rows_belong_to_clients_in_proportion() -> None:
             load("synthetic", **bad)
 
 
+@pytest.mark.slow
 def test_synthetic_of_100_000_clients_is_quick() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

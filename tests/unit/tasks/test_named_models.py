@@ -122,6 +122,7 @@ def test_w_0_is_the_seeds_alone(name: str) -> None:
     assert not torch.equal(one, make(name, seed=4).init())
 
 
+@pytest.mark.slow
 def test_published_starts() -> None:
     """He's: variance 2 / (9 x channels out); GPT-2's: 0.02, less where a block adds to the stream."""
     for name in IMAGES:

@@ -200,6 +200,7 @@ def test_the_probe_and_the_test_are_in_evaluation_mode(kind: Model) -> None:
 # the same result wherever clients run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -236,6 +237,7 @@ class Stop(Observer):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [(encoder, {}), (normed, {}), (normed, {"norm_stats": "local", "participation": 0.5})],

@@ -136,6 +136,7 @@ def test_each_role_is_split_in_time(tiny: str) -> None:
     assert decode(data.y_test[0]) == text[cut + 1 : cut + 81]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lstm", "gpt"])
 def test_text_models_train_on_roles(tiny: str, model: str) -> None:
     e = Experiment(data="shakespeare", data_dir=tiny, partition="writer", clients=6, model=model, hidden=16, layers=1)

@@ -304,6 +304,7 @@ def linked(folder: Path, name: str, outside: Path) -> None:
         (folder / name).symlink_to(outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("track", "name", "why"),
     [

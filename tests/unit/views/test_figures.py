@@ -84,6 +84,7 @@ def test_there_are_figures() -> None:
     assert {"first.svg", "drift.svg", "table1.svg", "speed.svg"} <= {path.name for path in FIGURES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
 def test_a_committed_figure_can_be_read_by_everyone(path: Path) -> None:
     root = parse(path)
@@ -164,6 +165,7 @@ def test_the_title_is_text_whatever_it_holds(tmp_path: Path) -> None:
     assert not list(root.iter(f"{SVG}script"))
 
 
+@pytest.mark.slow
 def test_clients_that_took_part_only_before_the_estimates_are_in_the_map_alone(tmp_path: Path) -> None:
     """Round 0 estimates nothing: a client that is drawn only then has local steps and no A."""
     e = Experiment(data="digits", model="svm", clients=5, participation=0.4, rounds=3, batch=8, lr=0.05)

@@ -380,6 +380,7 @@ def test_rejected(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["curves", "tau", "instant", "partition"])
 def test_figures_for_papers(what: str, runs: Path, tmp_path: Path, capsys: Capture) -> None:
     begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}

@@ -91,6 +91,7 @@ def test_faults_are_news_unless_they_were_asked_for(capsys: Capture) -> None:
     assert capsys.readouterr().err.splitlines() == [f"fedveca seed 0: round 1: {news}", asked, asked]
 
 
+@pytest.mark.slow
 def test_runs_of_worker_processes_get_a_line_at_their_end(tmp_path: Path, capsys: Capture) -> None:
     class Seen(ComparisonObserver):
         calls: ClassVar[list[tuple[str, str]]] = []
@@ -163,6 +164,7 @@ def test_clients_left_out_in_every_round_do_not_flood_the_screen(capsys: Capture
     assert lines[2] == "fedveca seed 0: round 3: left out, not finite: client 4; later rounds are not reported here"
 
 
+@pytest.mark.slow
 def test_a_command_shows_life_before_pytorch_is_loaded() -> None:
     """In a process of its own, whose imports take as long as this test wants."""
     code = (
