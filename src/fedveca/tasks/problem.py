@@ -21,6 +21,7 @@ from fedveca.tasks.losses import Better, Rows, accuracy, cross_entropy, per_row,
 from fedveca.tasks.randomness import draw_from
 
 Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
+ALIGNMENT = 16  # bytes
 FEW = 6  # clients that are quicker one by one than mapped
 
 
@@ -411,6 +412,7 @@ class Replica:
         owners = [name.rpartition(".") for name in network.running]
         self.owners = [(self.module.get_submodule(place), name) for place, _, name in owners]
         self.initial = torch.cat([v.reshape(-1) for v in self.running]) if self.running else None
+        self.copied: list[tuple[Tensor, Tensor]] = []  # statistics whose place is not aligned, and their copy
         self.training: bool | None = None
 
     def __call__(
@@ -428,7 +430,7 @@ class Replica:
         self._load(w, statistics)
         with draw_from(generator) if generator is not None else nullcontext():
             scores = self._forward(x)
-        self._take_replaced()
+        self._return_statistics()
         loss = _mean(per_row(self.network.loss(scores, y)), weight)
         return loss.detach(), self.network.flat(
             torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
@@ -448,19 +450,23 @@ class Replica:
 
     def _load(self, w: Tensor, statistics: Tensor | None) -> None:
         for p, part in zip(self.parameters, self.network.named(w).values(), strict=True):
-            p.data = part
+            p.data = part if is_aligned(part) else part.clone()
+        self.copied = []
         if self.initial is not None:
             now = self.initial.clone() if statistics is None else statistics
             for v, part in zip(self.running, self.network.named_statistics(now).values(), strict=True):
-                v.data = part
+                v.data = part if is_aligned(part) else part.clone()
+                self.copied += [] if v.data_ptr() == part.data_ptr() else [(part, v)]
 
-    def _take_replaced(self) -> None:
-        """A module may put another tensor in a buffer's place; its values go where the statistics are."""
+    def _return_statistics(self) -> None:
+        """Statistics that are elsewhere now, replaced by the module or in an aligned copy, go where they belong."""
         for (owner, name), v in zip(self.owners, self.running, strict=True):
             found = getattr(owner, name)
             if found is not v:
                 v.data.copy_(found.detach())
                 setattr(owner, name, v)
+        for part, v in self.copied:
+            part.copy_(v.data)
 
     def _forward(self, x: Tensor) -> Tensor:
         args, named = unpack_inputs(x, self.network.inputs)
@@ -468,6 +474,11 @@ class Replica:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.network.precision == "bfloat16"):
             out = self.module(*args, **named)
         return to_scores(out).float()
+
+
+def is_aligned(part: Tensor) -> bool:
+    """Whether kernels may read a stretch of a vector where it is: some of cuDNN's need its start at 16 bytes."""
+    return not part.is_cuda or part.data_ptr() % ALIGNMENT == 0
 
 
 def to_scores(out: object) -> Tensor:

@@ -710,3 +710,14 @@ def test_fixed_leaves_dropout_in_the_same_layer_on() -> None:
     x[1] = x[0]
     g = problem.slope(w, x, y, generators=generators)
     assert not torch.allclose(g[0], g[1])
+
+
+@pytest.mark.parametrize("norm_stats", ["average", "local"])
+def test_parameters_and_statistics_may_be_used_from_copies(
+    norm_stats: NormStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CUDA device those that do not start at a multiple of 16 bytes are."""
+    e = replace(E, norm_stats=norm_stats)
+    want = run(e, model=normed).model
+    monkeypatch.setattr("fedveca.tasks.problem.is_aligned", lambda part: False)
+    assert distance(run(e, model=normed).model, want) == 0
