@@ -41,7 +41,7 @@ test: .venv/ready browser  ## everything: lint, types, all tests (one of them bu
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
 
 check: .venv/ready  ## the quick round, in under two minutes
 	$(BIN)/ruff check .

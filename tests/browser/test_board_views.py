@@ -38,7 +38,7 @@ def record(k: int, rate: float, swing: int) -> dict[str, Any]:
 def write_run(folder: Path, done: int, ended: bool = True, rate: float = 0.05, swing: int = 0, **more: Any) -> Path:
     """A run folder in the form that a run leaves."""
     folder.mkdir(parents=True)
-    (folder / "experiment.toml").write_text(Experiment(clients=3, **{"rounds": 40} | more).toml())
+    (folder / "experiment.toml").write_text(Experiment(clients=3, **{"rounds": 40, "lr": 0.01} | more).toml())
     lines = [record(k, rate, swing) for k in range(done)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / ".lock").write_text("1")

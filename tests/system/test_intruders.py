@@ -247,9 +247,9 @@ def run_id(kit: Kit) -> str:
 def test_a_pinned_node_runs_no_other_code_by_a_models_name(kit: Kit) -> None:
     """The app is the same; the run's settings name a model whose code the node was not pinned to."""
     out = kit.folder / "named"
-    words = ["--run-config", f'out="{out}"', "--run-config", 'model="antigravity:geohash"']
+    words = ["--run-config", f'out="{out}"', "--run-config", 'model="fedveca.models:Vgg11"']
     kit.launch("run-named", [str(kit.kit / "server" / "run.sh"), *words])
-    until(lambda: "model=antigravity:geohash; this node is pinned to svm" in kit.log("run-named"))
+    until(lambda: "model=fedveca.models:Vgg11; this node is pinned to svm" in kit.log("run-named"))
     assert not (out / "summary.json").exists()
 
 

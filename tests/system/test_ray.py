@@ -57,6 +57,14 @@ TWO = Shares(torch.arange(4), torch.tensor([0, 2, 4]))
 MLP = replace(WIDE, data="digits", partition="dirichlet", model="mlp", clients=8, participation=1.0, lr=0.05)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def former_handler() -> Iterator[None]:
+    """Ray leaves its own handler of SIGTERM, which tests of other files must not meet."""
+    former = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
 @pytest.fixture
 def cores() -> None:
     """A Ray of this machine alone, the one that `engine=ray` starts by itself; tests in a row share it."""
@@ -115,7 +123,10 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     ],
     ids=["dropout", "average", "local", "fixed"],
 )
-def test_a_real_network_on_ray_gives_the_local_engines_model(network: str, words: dict[str, Any]) -> None:
+def test_a_real_network_on_ray_gives_the_local_engines_model(
+    network: str, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1] / "helpers")  # where a worker finds the model
     e = replace(MLP, model=f"real_models:{network}", clients=4, rounds=3, probe=16, **{"batch": 8, "tau_0": 2} | words)
     ours, theirs = (run(replace(e, engine=engine), device="cpu") for engine in ("local", "ray"))
     assert max(float((v - theirs.model[name]).abs().max()) for name, v in ours.model.items()) < 1e-6

@@ -106,7 +106,7 @@ def render_run(run: Run) -> str:
 
 def _describe_steps(run: Run) -> str:
     """How many local steps the clients took per round, from the fewest to the most."""
-    tau = [steps for record in run.rounds for steps in record["tau"]]
+    tau = [steps for record in run.rounds for steps in record.get("tau", [])]
     if not tau:
         return ""
     return f", τ = {tau[0]}" if min(tau) == max(tau) else f", τ from {min(tau)} to {max(tau)}"
