@@ -20,7 +20,7 @@ from fedveca.algorithms.registry import MethodEntry, list_custom_methods
 
 _ROOT = Path(__file__).parents[1]
 CATALOG_FILE = _ROOT / "catalog.json"
-_FOLDERS = ("algorithms", "algorithms/contrib", "tasks/datasets", "tasks/models")  # one file there is one entry, or a few
+_FOLDERS = ("algorithms", "algorithms/contrib", "tasks/datasets", "tasks/models")  # a file there is an entry or a few
 POOLED = "SGD on the rows of all clients together, as a reference"
 
 
