@@ -22,8 +22,16 @@ LETTERS, LENGTH = 32, 12
 def build_base() -> PreTrainedModel:
     """A small GPT-2 with random weights; the line below takes one that was pretrained."""
     # return AutoModelForCausalLM.from_pretrained("distilgpt2")
-    config = GPT2Config(vocab_size=LETTERS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, use_cache=False)
-    config.bos_token_id = config.eos_token_id = 0
+    config = GPT2Config(
+        vocab_size=LETTERS,
+        n_positions=LENGTH,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
     return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 
 

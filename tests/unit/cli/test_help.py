@@ -130,6 +130,7 @@ def test_a_reader_that_leaves_early_is_not_an_error(words: list[str]) -> None:
 def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_cli import on_a_terminal
 
+    monkeypatch.delenv("CI", raising=False)  # lines are plain there
     command = [sys.executable, "-m", "fedveca", "help", "run"]
     assert b"\x1b[" in on_a_terminal(command)
     assert b"\x1b[" not in on_a_terminal(command, NO_COLOR="1")
