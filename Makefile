@@ -2,25 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# pip with its progress, and a dot every three seconds while it unpacks: $(call install,WHAT)
-define install
-$(BIN)/pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt --editable $(1) & \
-  pid=$$!; while kill -0 $$pid 2>/dev/null; do sleep 3; printf .; done; echo; wait $$pid
+# a command with a dot every two seconds while it says nothing itself: $(call dotted,COMMAND)
+define dotted
+$(1) & pid=$$!; while kill -0 $$pid 2>/dev/null; do sleep 2; printf .; done; echo; wait $$pid
 endef
+PIP := $(BIN)/pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt --editable
 
 .PHONY: demo test check docs browser clean
 
 .venv/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
 	@echo "1/2 making the environment .venv (some seconds)"
-	@$(PYTHON) -m venv .venv
+	@$(call dotted,$(PYTHON) -m venv .venv)
 	@echo "2/2 installing FedVeca and PyTorch into .venv (minutes on a slow line)"
-	@$(call install,.)
+	@$(call dotted,$(PIP) .)
 	@touch $@
 
 .venv/ready: .venv/core  ## with every extra and the tools of development
 	@echo "installing every extra and the tools of development into .venv (minutes on a slow line)"
-	@$(call install,'.[dev]')
+	@$(call dotted,$(PIP) '.[dev]')
 	@touch $@
 
 demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table, a figure and a report
