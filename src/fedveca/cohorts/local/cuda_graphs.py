@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.cohorts.local.rows import Feed
 from fedveca.tasks.problem import Problem
 
 Running = tuple[Tensor, ...]  # statistics [n, S], or nothing
@@ -23,10 +24,15 @@ PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
 
 
 class Lanes:
-    """Streams over which clients are distributed."""
+    """Streams over which clients are distributed.
 
-    def __init__(self, size: int, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
-        self.size, self.algorithm, self.problem, self.pick = size, algorithm, problem, pick
+    A captured step picks its rows with `pick`, or, where they are not on the device, finds them where `feed` put them.
+    """
+
+    def __init__(
+        self, size: int, algorithm: Algorithm, problem: Problem, pick: PickRows, feed: Feed | None = None
+    ) -> None:
+        self.size, self.algorithm, self.problem, self.pick, self.feed = size, algorithm, problem, pick, feed
         self._lanes: list[Lane] = []
 
     def take_local_steps(
@@ -63,7 +69,7 @@ class Lanes:
     def _distribute(self, clients: int, work: Callable[[Lane, int], object]) -> Any:
         """What each client's work gives, side by side; the lanes take turns."""
         while len(self._lanes) < min(self.size, clients):
-            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
+            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick, self.feed))
         main = torch.cuda.current_stream()
         for lane in self._lanes:
             lane.stream.wait_stream(main)
@@ -83,6 +89,7 @@ class LaneWork(NamedTuple):
     algorithm: Algorithm
     problem: Problem
     pick: PickRows
+    feed: Feed | None
     stream: torch.cuda.Stream
     generators: list[torch.Generator]
 
@@ -107,10 +114,10 @@ class LaneWork(NamedTuple):
 class Lane:
     """One client's work, replayed on a stream of its own."""
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
+    def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows, feed: Feed | None) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.generators = [torch.Generator("cuda")] if problem.random else []  # of this lane alone
-        self.work = LaneWork(algorithm, problem, pick, self.stream, self.generators)
+        self.work = LaneWork(algorithm, problem, pick, feed, self.stream, self.generators)
         self.steps: CapturedSteps | None = None
         self.probes: CapturedProbe | None = None
 
@@ -136,7 +143,11 @@ class Lane:
 
 
 class CapturedSteps:
-    """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next."""
+    """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next.
+
+    Rows that are fed lie in the same memory at each step: they are copied there on the lane's stream, so after the step
+    before has read them.
+    """
 
     def __init__(self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running) -> None:
         self.work = work
@@ -145,6 +156,7 @@ class CapturedSteps:
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
         self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
         self.index = index[:1].repeat(self.room, 1)
+        self.fed = work.pick(index[:1]) if work.feed else None  # x and y of the step
         self.graph = work.capture(self._step)
 
     def run(self, order: Order, s: object, index: Tensor, running: Running) -> tuple[Tensor, object, Running]:
@@ -152,14 +164,16 @@ class CapturedSteps:
         self.w.copy_(order.w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
-        for _ in range(len(index)):
+        for rows in self.work.feed(index[:, None]) if self.work.feed else [None] * len(index):
+            if rows:
+                _copy(self.fed, rows)
             self.graph.replay()
         done: tuple[Tensor, object, Running] = tree_map(torch.clone, (self.w, self.s, self.running))
         return done
 
     def _step(self) -> None:
-        algorithm, problem, pick, _, generators = self.work
-        x, y = pick(self.index.index_select(0, self.at))
+        algorithm, problem, pick, _, _, generators = self.work
+        x, y = self.fed or pick(self.index.index_select(0, self.at))
         now = self.running[0] if self.running else None
         g = problem.slope(self.w, x, y, statistics=now, generators=generators or None)
         w, s = algorithm.step(self.order, self.s, self.w, g)
