@@ -18,8 +18,8 @@ from fedveca.runs.experiment import Experiment, NormStatistics
 from fedveca.runs.federate import RunningStatistics, federate
 from fedveca.runs.run import run
 from fedveca.tasks.models import model
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition
-from fedveca.tasks.problem import ModuleProblem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 E = Experiment(method="fedveca", data="digits", rounds=3, batch=16, lr=0.01, clients=5, tau_0=5, participation=0.6)

@@ -17,8 +17,9 @@ from fedveca.runs.schema import Json, RowForm
 from fedveca.runs.weights import pack_model
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.names import CUSTOM
-from fedveca.tasks.problem import ModuleProblem, Problem
+from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import ROWS
 
 PASS_ROWS = 1000  # rows of a pass

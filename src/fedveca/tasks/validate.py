@@ -14,7 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedveca.errors import UserError, explain_error
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
-from fedveca.tasks.problem import FEW, ModuleProblem, Problem, to_scores
+from fedveca.tasks.module_problem import FEW, ModuleProblem, to_scores
+from fedveca.tasks.problem import Problem
 from fedveca.tasks.randomness import DrawFrom
 
 ROWS = 8  # tried at a time

@@ -26,7 +26,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets.dataset import Dataset
-from fedveca.tasks.problem import ModuleProblem
+from fedveca.tasks.module_problem import ModuleProblem
 
 E = Experiment(data="digits", clients=4, rounds=3, batch=8, lr=0.05, tau_0=3, probe=16, round_timeout=60.0)
 RESNET = replace(E, model="real_models:resnet", **CALM)

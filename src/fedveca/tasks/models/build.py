@@ -15,7 +15,8 @@ from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import Inputs
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models.registry import MODELS, Shape, Task
-from fedveca.tasks.problem import Problem, SquaredSvm
+from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 from fedveca.tasks.validate import ROWS, Goal, Metric, display_name, validate_model
 
 Model = nn.Module | Callable[[Shape, int], nn.Module]
