@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
 
 
-@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.5,0.4,0.3:0.2,0.25,0.3"])
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,9 @@ from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
 from fedveca.runs.weights import pack_model, read_weights
 from fedveca.tasks import models
+from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets import dataset as datasets
-from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
+from fedveca.tasks.datasets.dataset import CHANNELS, Dataset, Inputs, measure_channels, prepare
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.names import CUSTOM
@@ -75,6 +76,7 @@ def build(
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
+    augment: Augmentation | None = None,
     cohort: Cohort | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
@@ -85,7 +87,8 @@ def build(
         torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UserError(f"device={show_value(device)} is not known; it is 'cpu' or 'cuda'") from error
-    e = name_objects(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
+    given = {"data": data, "model": model, "loss": loss, "metric": metric, "partition": partition}
+    e = name_objects(experiment, **given, method=method, augment=augment)
     if cohort is None:
         if data is None:
             check_rows(e)
@@ -104,7 +107,16 @@ def build(
         sample = prepare(data.x_test, data.pixels), data.y_test
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
-        make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
+        make_problem,
+        e,
+        shape,
+        data.classes,
+        model=model,
+        loss=loss,
+        metric=metric,
+        augment=augment,
+        sample=sample,
+        inputs=data.inputs,
     )
     problem, algorithm = remake(), _algorithm(e, method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
@@ -204,13 +216,14 @@ def make_problem(
     model: Model | None = None,
     loss: Rows | None = None,
     metric: Metric | None = None,
+    augment: Augmentation | None = None,
     sample: Sample | None = None,
     inputs: Inputs = (),
 ) -> Problem:
     """The problem of an experiment on rows of `shape`, the same in a simulation, on a server and on its nodes.
 
-    A custom `model`, `loss` or `metric` replaces what the settings name; `sample` is prepared rows and their targets
-    to try them on.
+    A custom `model`, `loss`, `metric` or `augment` replaces what the settings name; `sample` is prepared rows and their
+    targets to try them on.
     """
     return models.model(
         e.model,
@@ -230,6 +243,7 @@ def make_problem(
         norm_stats=e.norm_stats,
         compiled=e.compile == "on",
         inputs=inputs,
+        augment=e.augment if augment is None else augment,
     )
 
 
@@ -252,9 +266,12 @@ def load_data(
     """The data set and which client owns which of its rows."""
     if data is None:
         data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
-    if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
+    if e.pixels in ("unit", "standardised", CHANNELS) and e.pixels != data.pixels and data.x.dim() != 4:
         raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
-    if e.pixels != "auto":
+    if e.pixels == CHANNELS:
+        moments = data.channels or measure_channels(data.x)
+        data = dataclasses.replace(data, pixels=moments.describe())
+    elif e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")

@@ -141,7 +141,7 @@ def compare(
         workers: Seeds that run in processes side by side; observers then see only the end of each run, unless they
             are a `ComparisonObserver`.
         observers: Objects that see each round as it ends.
-        **custom: `data`, `model`, `loss`, `metric` and `partition` as objects: see `CustomObjects`.
+        **custom: `data`, `model`, `loss`, `metric`, `partition` and `augment` as objects: see `CustomObjects`.
 
     Returns:
         The runs, seed by seed.

@@ -19,6 +19,7 @@ from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.tasks.augment_settings import parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -44,7 +45,7 @@ PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards",
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
-Pixels = Literal["auto", "as-is", "unit", "standardised"]
+Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
@@ -142,6 +143,7 @@ class Experiment:
     rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
     batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
     lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
     alpha: float = method_option(_steps, "alpha")
     tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
@@ -226,6 +228,8 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        if not self.augment.startswith(CUSTOM):
+            parse_augment(self.augment)
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":

@@ -73,7 +73,8 @@ def run(
             Ctrl-C and SIGTERM do the same. Only with a folder.
         cohort: The clients, where they are not in this process; a deployment gives them.
         started_by: Who can resume the run, as its folder says; a deployment gives it.
-        **custom: `data`, `model`, `loss`, `metric`, `partition` and `method` as objects: see `CustomObjects`.
+        **custom: `data`, `model`, `loss`, `metric`, `partition`, `method` and `augment` as objects: see
+            `CustomObjects`.
 
     Returns:
         The run with its rounds, its summary and the kept model.

@@ -88,7 +88,7 @@ class RowForm(TypedDict):
     tokens: bool  # whether rows are whole numbers for an Embedding
     targets: list[int]  # shape of the targets of a row; empty for one
     classes: int  # 0 where the targets are numbers
-    pixels: str  # how a row becomes an input
+    pixels: str  # how a row becomes an input, as `prepare` takes it: with the means of channels where these are used
 
 
 class Environment(TypedDict, total=False):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveca.errors import UserError
+from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row, read_direction
 from fedveca.tasks.randomness import draw_from
@@ -48,6 +49,7 @@ class ModuleProblem:
         random: bool = False,
         inputs: Inputs = (),
         compiled: bool = False,
+        augment: Augmentation | None = None,
     ) -> None:
         """Takes the module as it is; `validate_model` finds `running` and `random` out by trying it.
 
@@ -64,6 +66,7 @@ class ModuleProblem:
             inputs: How a row is split into several inputs; empty where it is one.
             compiled: Whether the model's operations are fused on a CUDA device, where it neither draws nor has
                 running statistics.
+            augment: Changes the rows of each local step before the model sees them, at random.
         """
         check_module(module, said)
         self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
@@ -77,11 +80,12 @@ class ModuleProblem:
         buffers = dict(module.named_buffers())
         self.running = {name: buffers[name].shape for name in running}
         self.statistics = sum(math.prod(shape) for shape in self.running.values())
-        self.random, self.row_bytes = random, 0
+        self.augment, self.row_bytes = augment, 0
+        self.random = random or augment is not None
         self._hash: str | None = None
         single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
         slower = any(isinstance(m, single) for m in module.modules())
-        self.mapped = not (slower or running or random)
+        self.mapped = not (slower or running or self.random)
         self.compiled = compiled and not (running or fixed or random)
         self._programs: dict[bool, Program] = {}  # by whether it is for training
         self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
@@ -158,7 +162,17 @@ class ModuleProblem:
         generators: Sequence[torch.Generator] | None = None,
     ) -> Tensor:
         x = x if unit == 1 else x * unit
+        if self.augment is not None:
+            x = self._augment(self.augment, x, generators)
         return self._gradients(w, x, y, None, statistics, generators, training=True)[1]
+
+    def _augment(self, change: Augmentation, x: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+        """Rows [n, B, ...] changed for one local step; each client's draws come before those of its model."""
+        changed = []
+        for i, rows in enumerate(x):
+            with torch.no_grad(), nullcontext() if generators is None else draw_from(generators[i]):
+                changed.append(change(rows))
+        return torch.stack(changed) if len(changed) > 1 else changed[0][None]
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

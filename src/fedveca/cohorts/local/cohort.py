@@ -132,7 +132,7 @@ class LocalCohort:
             probe: Rows on which F_i(w_k) and its gradient are computed, evenly spaced; 0 takes all.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
-            pixels: How rows are prepared for the model: "as-is", "unit" or "standardised".
+            pixels: How rows are prepared for the model: see `fedveca.tasks.datasets.dataset.prepare`.
             device: Where the clients compute: "cpu" or "cuda".
             lanes: Clients per chunk; 0 chooses by the size of a batch and of the model.
             threads: Threads on the CPU, or streams on a CUDA device; 0 takes PyTorch's number, or 16.
