@@ -200,6 +200,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "batch": e.batch,
         "seed": e.seed,
         "probe": e.probe,
+        "sampling": e.sampling,
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,

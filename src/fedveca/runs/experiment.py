@@ -46,6 +46,7 @@ AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
 Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
+Sampling = Literal["random", "shuffle"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
@@ -143,6 +144,9 @@ class Experiment:
     rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
     batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
     lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    sampling: Sampling = _training.rare(
+        "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
+    )
     augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
     alpha: float = method_option(_steps, "alpha")
