@@ -19,9 +19,11 @@ from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
-from fedveca.cohorts.random import clients_per_round
+from fedveca.cohorts.random import clients_per_round, draw_epochs
 from fedveca.errors import UserError, explain_error, printable, show_value
+from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
+from fedveca.runs.federate import StepRule
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
@@ -53,6 +55,7 @@ class Built(NamedTuple):
     account: Account | None = None  # of differential privacy
     statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
     init_sha256: str = ""  # of the file that init names
+    steps: StepRule | None = None  # of each round, where they are drawn anew
 
     def __repr__(self) -> str:
         """One line: what is to run, and how large it is."""
@@ -126,10 +129,11 @@ def build(
     w, running, found = make_start(e, problem)
     state = algorithm.init(w.to(device), initial_steps(e, shares.sizes))
     running = running.to(device)
+    steps = make_step_rule(e, shares.sizes)
     check_statistics(e, problem)
     check_memory(e, algorithm, state, problem.statistics)
     if cohort is not None:
-        return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found)
+        return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found, steps)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
@@ -146,7 +150,7 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found, steps)
 
 
 def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
@@ -346,10 +350,20 @@ def make_method(e: Experiment) -> Algorithm:
 
 
 def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
-    """[N] tau_(0,i): the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, else tau_0.
+    """[N] tau_(0,i): max(1, ceil(E D_i / B)) where epochs are given, with the most of them where they are random.
 
-    Where only a share of the clients takes part in a round, each takes so many more.
+    Else it is the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, or tau_0. Where only a share
+    of the clients takes part in a round, each takes so many more of tau_all.
     """
+    if epochs := parse_epochs(e.epochs):
+        check_epochs(e.epochs, e.method)
+        tau = [epochs.count_steps(size, e.batch) for size in sizes.tolist()]
+        if max(tau) > MOST_STEPS:
+            raise UserError(
+                f"epochs={e.epochs} gives a client {max(tau)} local steps per round; at most {MOST_STEPS}: "
+                "take fewer epochs, or a larger batch"
+            )
+        return torch.tensor(tau)
     if is_adaptive(e.method) or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * clients_per_round(len(sizes), e.participation)
@@ -361,3 +375,27 @@ def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
             f"take more rounds, or tau_all of {most} or less"
         )
     return torch.tensor(tau)
+
+
+def check_epochs(text: str, method: object) -> None:
+    """UserError where a method that chooses its own local steps is given random ones."""
+    epochs = parse_epochs(text)
+    if epochs and epochs.random and is_adaptive(method):
+        raise UserError(
+            f"epochs={text} cannot go with method={method}, which chooses its local steps itself; "
+            "name one number of epochs, for its start"
+        )
+
+
+def make_step_rule(e: Experiment, sizes: Tensor) -> StepRule | None:
+    """The local steps of each round where epochs are random: max(1, ceil(E D_i / B)), E drawn anew; else None."""
+    epochs = parse_epochs(e.epochs)
+    if epochs is None or not epochs.random:
+        return None
+    low, high = int(epochs.low), int(epochs.high)
+
+    def count(k: int, ids: Tensor) -> Tensor:
+        rows = draw_epochs(e.seed, k, ids, low, high) * sizes[ids]
+        return (-(-rows // e.batch)).clamp(min=1)
+
+    return count

@@ -19,6 +19,7 @@ from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.tasks.augment_settings import parse_augment
 from fedveca.tasks.names import CUSTOM
 
@@ -157,6 +158,9 @@ class Experiment:
     tau_all: int = _steps.rare(
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
     )
+    epochs: str = _steps(
+        "", "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round"
+    )
     probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
     mu: float = method_option(_steps, "mu")
@@ -234,6 +238,13 @@ class Experiment:
         parse_faults(self.faults)
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
+        epochs = parse_epochs(self.epochs)
+        if epochs and self.tau_all:
+            raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
+        if epochs and epochs.random and self.dp_noise:
+            raise UserError(
+                f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
+            )
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":

@@ -84,11 +84,22 @@ def largest_difference(a: Run, b: Run) -> float:
         replace(E, model="real_models:normed", norm_stats="local", participation=0.5),
         replace(E, model="real_models:normed", norm_stats="fixed"),
         replace(E, model="real_models:encoder", augment="crop:2,flip,cutout:3", pixels="channels"),
+        replace(E, model="svm", method="fednova", epochs="1..2", sampling="shuffle", participation=0.5),
         pytest.param(RESNET, marks=pytest.mark.slow),
         pytest.param(replace(RESNET, norm_stats="local"), marks=pytest.mark.slow),
         pytest.param(replace(RESNET, norm_stats="fixed"), marks=pytest.mark.slow),
     ],
-    ids=["dropout", "average", "local", "fixed", "augmented", "resnet-average", "resnet-local", "resnet-fixed"],
+    ids=[
+        "dropout",
+        "average",
+        "local",
+        "fixed",
+        "augmented",
+        "random-epochs",
+        "resnet-average",
+        "resnet-local",
+        "resnet-fixed",
+    ],
 )
 def test_nodes_give_the_simulators_model(e: Experiment, tmp_path: Path) -> None:
     done, want = over_nodes(e, tmp_path, load_data(e)[0]), run(e, device="cpu")

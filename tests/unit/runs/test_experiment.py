@@ -48,7 +48,7 @@ NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip"}
+    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":

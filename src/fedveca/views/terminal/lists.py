@@ -170,7 +170,7 @@ def _show_groups(console: Console, rare: bool) -> None:
             _print_hanging(console, Text("  also  ", "dim"), ", ".join(folded), "dim")
 
 
-_EXAMPLES = {"augment": "crop:4,flip", "faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}
+_EXAMPLES = {"augment": "crop:4,flip", "epochs": "2", "faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}
 
 
 def _choose_example(key: str, setting: SettingInfo) -> object:
