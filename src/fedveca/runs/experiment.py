@@ -19,6 +19,8 @@ from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.tasks.augment_settings import parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -56,7 +58,8 @@ PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards",
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
-Pixels = Literal["auto", "as-is", "unit", "standardised"]
+Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
+Sampling = Literal["random", "shuffle"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
@@ -160,6 +163,10 @@ class Experiment:
     rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
     batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
     lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    sampling: Sampling = _training.rare(
+        "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
+    )
+    augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
     optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
     momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
@@ -192,6 +199,9 @@ class Experiment:
     probe_steps: float = method_option(_steps.rare, "probe_steps")
     tau_all: int = _steps.rare(
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
+    )
+    epochs: str = _steps(
+        "", "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round"
     )
     probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
@@ -269,6 +279,15 @@ class Experiment:
             )
         parse_faults(self.faults)
         self._check_optimisers()
+        if not self.augment.startswith(CUSTOM):
+            parse_augment(self.augment)
+        epochs = parse_epochs(self.epochs)
+        if epochs and self.tau_all:
+            raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
+        if epochs and epochs.random and self.dp_noise:
+            raise UserError(
+                f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
+            )
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":

@@ -89,7 +89,7 @@ class RowForm(TypedDict):
     tokens: bool  # whether rows are whole numbers for an Embedding
     targets: list[int]  # shape of the targets of a row; empty for one
     classes: int  # 0 where the targets are numbers
-    pixels: str  # how a row becomes an input
+    pixels: str  # how a row becomes an input, as `prepare` takes it: with the means of channels where these are used
 
 
 class Environment(TypedDict, total=False):
@@ -105,6 +105,7 @@ class Environment(TypedDict, total=False):
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
     rows: RowForm  # what a model of the run takes
+    steps: list[int]  # the fewest and the most local steps that epochs gives a client
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
