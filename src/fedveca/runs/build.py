@@ -21,7 +21,7 @@ from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, explain_error, printable, show_value
-from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
+from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task, find_default, is_path
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
@@ -187,7 +187,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
     return {
         "batch": e.batch,
         "seed": e.seed,
-        "probe": e.probe,
+        "probe": count_probe_rows(e),
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,

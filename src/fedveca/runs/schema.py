@@ -104,6 +104,7 @@ class Environment(TypedDict, total=False):
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
     rows: RowForm  # what a model of the run takes
+    probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
