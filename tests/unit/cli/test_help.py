@@ -184,7 +184,7 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
     assert "allowed auto or >= 0 used by every method" in probe
     assert "allowed some of tensorboard, mlflow, wandb, with commas between" in told("track")
     assert told("fedprox").endswith("kind method settings mu example fedveca run method=fedprox")
-    assert "lr 0.05 probe 1024 example fedveca run digits-case3" in told("digits-case3")
+    assert "lr 0.05 example fedveca run digits-case3" in told("digits-case3")
     assert told("data").startswith("cifar10 60,000 photographs")
     assert "FedAvg (McMahan et al. 2017)" in told("methods")
     for key in set(FIELDS) - {"data"}:  # each has an example, and the example is allowed
