@@ -292,6 +292,8 @@ def load_data(
                 seed=e.seed,
                 concentration=e.concentration,
                 shards=e.shards,
+                labels_per_client=e.labels_per_client,
+                exponent=e.exponent,
                 writer=data.writer,
             )
         except UserError as error:

@@ -55,7 +55,20 @@ DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shak
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
-PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards", "quantity", "writer"]
+PartitionName = Literal[
+    "case1",
+    "case2",
+    "case3",
+    "iid",
+    "dirichlet",
+    "dirichlet_niid",
+    "dirichlet_balanced",
+    "labels",
+    "shards",
+    "quantity",
+    "power_law",
+    "writer",
+]
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
@@ -215,8 +228,15 @@ class Experiment:
     )
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
     mu: float = method_option(_steps, "mu")
-    concentration: float = _clients(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
+    concentration: float = _clients(
+        0.5, "dirichlet, dirichlet_niid, dirichlet_balanced, quantity: small is uneven", low=0, open_ends=True
+    )
     shards: int = _clients.rare(2, "shards: pieces of one label each client gets", low=1)
+    labels_per_client: int = _clients.rare(2, "labels: labels that each client has", low=1)
+    exponent: float = _clients.rare(1.0, "power_law: sizes fall as 1 / rank^exponent (0: equal)", low=0)
+    feature_noise: float = _clients.rare(
+        0.0, "noise on training rows: variance feature_noise * i / N at the i-th of N clients (0: off)", low=0
+    )
     heterogeneity: float = _clients.rare(1.0, "synthetic: 0 makes all clients alike", low=0)
     hidden: int = _task.rare(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
     layers: int = _task.rare(2, "lstm, gpt: number of layers", low=1, high=1000)
