@@ -52,7 +52,7 @@ MethodName = Literal[
     "fedyogi",
 ]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
-ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
+ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
 PartitionName = Literal[
