@@ -18,13 +18,14 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
 
+KILLS = int(os.environ.get("KILLS", "10"))
 SMALL = {"model": "svm", "rounds": 60, "batch": 8, "clients": 6, "partition": "dirichlet", "lr": 0.05}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "settings"),
-    [(25, {"method": "fedveca", "checkpoint_every": 2}), (5, {"method": "scaffold", "participation": 0.5})],
+    [(KILLS, {"method": "fedveca", "checkpoint_every": 2}), (5, {"method": "scaffold", "participation": 0.5})],
     ids=["fedveca", "scaffold"],
 )
 def test_killed_at_random_moments(kills: int, settings: dict[str, Any], tmp_path: Path) -> None:
