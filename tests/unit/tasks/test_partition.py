@@ -211,7 +211,8 @@ def test_labels_gives_each_client_exactly_k_and_divides_each_evenly(
         assert int(counts[i, i % classes]) > 0  # NIID-Bench gives client i the label i mod C
     for label, who in enumerate(of_label(counts, classes)):
         mine = counts[sorted(who), label]
-        assert who and int(mine.max() - mine.min()) <= 1
+        assert who
+        assert int(mine.max() - mine.min()) <= 1
 
 
 def test_labels_draws_the_other_labels_at_random() -> None:
