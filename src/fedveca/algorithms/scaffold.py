@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.registry import method
 
 
@@ -18,12 +18,18 @@ class ScaffoldState(NamedTuple):
     c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
 
 
+class ScaffoldCarry(NamedTuple):
+    c: Tensor  # [P] c_i
+    mean: Tensor | NoCarry = ()  # [P] of the directions so far, where the optimiser is not plain SGD
+
+
 @method("scaffold", title="SCAFFOLD", colour="#0072B2", dash="__", paper=5)
 @dataclass(frozen=True)
-class Scaffold(Algorithm[ScaffoldState, Tensor]):
+class Scaffold(Algorithm[ScaffoldState, ScaffoldCarry]):
     """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""
 
     lr: float
+    needs_mean: ClassVar[bool] = True
 
     def init(self, w: Tensor, tau: Tensor) -> ScaffoldState:
         return ScaffoldState(w, tau, torch.zeros_like(w))
@@ -39,13 +45,17 @@ class Scaffold(Algorithm[ScaffoldState, Tensor]):
     def memory(self, w: Tensor) -> Named:
         return {"c": torch.zeros_like(w)}
 
-    def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
-        return memory["c"]
+    def start(self, order: Order, memory: Named, g0: Tensor) -> ScaffoldCarry:
+        return ScaffoldCarry(memory["c"])
 
-    def step(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sub(w, g - s + order.aux["c"], alpha=self.lr), s
+    def direction(self, order: Order, s: ScaffoldCarry, w: Tensor, g: Tensor) -> Tensor:
+        return g - s.c + order.aux["c"]
 
-    def finish(self, order: Order, s: Tensor, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def track(self, order: Order, s: ScaffoldCarry, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> ScaffoldCarry:
+        return ScaffoldCarry(s.c, mean)
+
+    def finish(self, order: Order, s: ScaffoldCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         G = (order.w - w) / self.lr
-        dc = G / tau - order.aux["c"]  # c_i+ - c_i, Option II
-        return {"G": G, "dc": dc}, {}, {"c": s + dc}
+        mean = s.mean if isinstance(s.mean, Tensor) else G / tau
+        dc = mean - order.aux["c"]  # c_i+ - c_i, Option II
+        return {"G": G, "dc": dc}, {}, {"c": s.c + dc}

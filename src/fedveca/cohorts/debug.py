@@ -88,7 +88,7 @@ class DebugCohort:
 
     def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
-        algorithm, ids, w = self.algorithm, torch.tensor([client]), order.w[None]
+        algorithm, ids, w = self.algorithm.at(k), torch.tensor([client]), order.w[None]
         needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
         loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))

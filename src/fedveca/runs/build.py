@@ -25,6 +25,7 @@ from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
 from fedveca.runs.federate import StepRule
 from fedveca.runs.overrides import Partition, name_objects, try_method
+from fedveca.runs.recipes import apply_recipe
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
 from fedveca.runs.weights import pack_model, read_weights
@@ -307,7 +308,7 @@ def load_data(
 
 
 def _algorithm(e: Experiment, custom: Algorithm | None) -> Algorithm:
-    return make_method(e) if custom is None else custom
+    return make_method(e) if custom is None else apply_recipe(e, custom)
 
 
 def _on_ray(
@@ -341,12 +342,12 @@ def _on_ray(
 
 
 def make_method(e: Experiment) -> Algorithm:
-    """The method that the settings name; each of its fields that is a setting takes its value from them."""
+    """The method that the settings name, under their recipe; each of its fields that is a setting has that value."""
     trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim  # what a method may distrust is what is cut off
     settings = dataclasses.asdict(e) | {"distrust": trim}
     algorithm = methods()[e.method].algorithm
     fields = [field.name for field in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
-    return algorithm(**{name: settings[name] for name in fields if name in settings})
+    return apply_recipe(e, algorithm(**{name: settings[name] for name in fields if name in settings}))
 
 
 def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:

@@ -37,7 +37,19 @@ SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
-MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
+MethodName = Literal[
+    "fedveca",
+    "fedavg",
+    "fedprox",
+    "fednova",
+    "scaffold",
+    "centralised",
+    "corrected",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
+    "fedyogi",
+]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
@@ -52,8 +64,13 @@ Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
 NormStatistics = Literal["average", "local", "fixed"]
-Compile = Literal["off", "on"]
 Wire = Literal["float32", "float16", "bfloat16"]
+LocalOptimizerName = Literal["sgd", "adam", "adamw"]
+ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagrad"]
+ScheduleName = Literal["constant", "cosine", "step"]
+OptimizerState = Literal["reset", "keep"]
+OnOff = Literal["off", "on"]
+MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 _INITS = get_args(Init)
 
 
@@ -120,6 +137,7 @@ def method_option(make: Callable[..., Any], name: str) -> Any:
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
+_optimisers = SettingGroup("optimisers")
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,30 @@ class Experiment:
     )
     augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
+    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
+    momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
+    weight_decay: float = _optimisers(0.0, "weight decay of the local steps", low=0)
+    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=get_args(ScheduleName))
+    lr_warmup: int = _optimisers(0, "rounds over which the learning rate rises to lr", low=0)
+    server_optimizer: ServerOptimizerName = _optimisers(
+        "auto", "what the server makes of the method's step (auto: the method's)", of=get_args(ServerOptimizerName)
+    )
+    server_lr: float = _optimisers(0.0, "the server's learning rate (0: the method's, 1 for most)", low=0)
+    nesterov: OnOff = _optimisers.rare("off", "sgd: Nesterov's momentum", of=get_args(OnOff))
+    clip_norm: float = _optimisers.rare(0.0, "the largest norm of a mini-batch's gradient (0: any)", low=0)
+    proximal: float = _optimisers.rare(0.0, "pull of each local step towards w_k, with any method", low=0)
+    optimizer_state: OptimizerState = _optimisers.rare(
+        "reset", "whether a client's momentum and moments start anew in each round", of=get_args(OptimizerState)
+    )
+    beta1: float = _optimisers.rare(0.9, "adam, adamw: share of the former gradients", low=0, high=MOST_BETA)
+    beta2: float = _optimisers.rare(0.999, "adam, adamw: share of the former squares", low=0, high=MOST_BETA)
+    adam_eps: float = _optimisers.rare(1e-8, "adam, adamw: epsilon", low=0, open_ends="low")
+    lr_final: float = _optimisers.rare(0.0, "cosine: where it ends, as a share of lr", low=0, high=1)
+    lr_every: int = _optimisers.rare(30, "step: rounds between two steps", low=1)
+    lr_decay: float = _optimisers.rare(0.1, "step: what the rate is multiplied by", low=0, high=1, open_ends="low")
+    server_momentum: float = _optimisers.rare(0.9, "server: share of the former steps", low=0, high=MOST_BETA)
+    server_beta2: float = _optimisers.rare(0.99, "server: share of the former squares", low=0, high=MOST_BETA)
+    server_eps: float = _optimisers.rare(1e-3, "server: adam's, yogi's, adagrad's epsilon", low=0, open_ends="low")
     alpha: float = method_option(_steps, "alpha")
     tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = method_option(_steps, "tau_max")
@@ -178,8 +220,8 @@ class Experiment:
     )
     pixels: Pixels = _task.rare("auto", "how rows become inputs", of=get_args(Pixels))
     precision: Precision = _task.rare("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
-    compile: Compile = _machines.rare(
-        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(Compile)
+    compile: OnOff = _machines.rare(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(OnOff)
     )
     norm_stats: NormStatistics = _training.rare(
         "average",
@@ -245,12 +287,27 @@ class Experiment:
             raise UserError(
                 f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
             )
+        self._check_optimisers()
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
             raise UserError(
                 f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
             )
+
+    def _check_optimisers(self) -> None:
+        adaptive = self.optimizer != "sgd"
+        if adaptive and (self.momentum or self.nesterov == "on"):
+            name = f"momentum={self.momentum}" if self.momentum else "nesterov=on"
+            raise UserError(f"{name} is of optimizer=sgd; optimizer={self.optimizer} has beta1 in its place")
+        if self.nesterov == "on" and not self.momentum:
+            raise UserError("nesterov=on needs a momentum above 0, such as momentum=0.9")
+        if self.optimizer_state == "keep" and not (self.momentum or adaptive):
+            raise UserError(
+                "optimizer_state=keep needs something to keep: momentum above 0, or optimizer=adam or adamw"
+            )
+        if self.lr_warmup and self.lr_warmup >= self.rounds:
+            raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:

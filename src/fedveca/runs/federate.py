@@ -89,12 +89,13 @@ def federate(
     """
     recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
-        start = time.perf_counter()
+        start, method = time.perf_counter(), algorithm.at(k)
         ids = choose_clients(cohort, k, participation, seed)
-        order = compose_order(algorithm, state, statistics)
+        order = compose_order(method, state, statistics)
         tau = state.tau if steps is None else state.tau.index_copy(0, ids, steps(k, ids))  # [N]
         answered, report = cohort(k, order, ids, tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
+        seen |= {"lr": method.lr} if method.is_scheduled else {}
         seen |= {"faults": list(report.faults)} if report.faults else {}
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": tau[answered], "tau_k": 0.0, "accepted": False}
@@ -104,7 +105,7 @@ def federate(
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             mean, change = split_statistics(report.mean)
-            after, recorded = algorithm.update(state, answered, p, report._replace(mean=mean))
+            after, recorded = method.update(state, answered, p, report._replace(mean=mean))
             if not bool(torch.isfinite(after.w).all()):
                 raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
             seen |= {"tau": tau[answered], "tau_k": p @ tau[answered].double()} | recorded

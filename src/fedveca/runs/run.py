@@ -305,6 +305,8 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
         raise UserError(f"rounds={e.rounds} is fewer than the {keeper.round} that are done in {out}")
     if e.tau_all and not is_adaptive(e.method) and not torch.equal(keeper.state.tau, built.state.tau):
         raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
+    if e.rounds != former.experiment.rounds and e.lr_schedule == "cosine":
+        raise UserError(f"rounds={e.rounds} would change the learning rate of every round: lr_schedule=cosine")
     if not all("tau" in record for record in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
     return keeper, note

@@ -37,6 +37,7 @@ class Round(Evaluation, total=False):
     left_out: Required[list[int]]
     tau: Required[list[int]]
     tau_k: float | None
+    lr: float | None
     accepted: bool
     train_loss: float | None
     beta: list[float | None]
@@ -133,6 +134,7 @@ SCHEMA = {
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
         Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
+        Quantity("lr", "Learning rate", symbol="η", formula="of the round, where a schedule changes it"),
         Quantity("beta", "Smoothness β", "per client", symbol="β", formula="max ‖∇F_i(w_k) − g_λ‖ / ‖w_k − w_λ‖"),
         Quantity("delta", "Deviation δ", "per client", symbol="δ", formula="max ‖Σ g‖² / ((λ+1) ‖∇F(w_(k−1))‖²)"),
         Quantity("A", "A = η β² δ", "per client", symbol="A", formula="η β² δ"),

@@ -223,7 +223,7 @@ class LocalCohort:
 
     def _run_chunk(self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk) -> ChunkResult:
         """start, step x tau, finish, for clients in falling order of tau."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.at(k)
         w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
         recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
@@ -239,11 +239,11 @@ class LocalCohort:
             index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
             before = () if running is None else (running,)
-            w, s, after = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), before, seeds)
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, chunk.tau.tolist(), before, seeds)
             running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, order, s, w, running, chunk)
+                w, s = self._take_local_steps(k, algorithm, order, s, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
@@ -293,7 +293,7 @@ class LocalCohort:
         return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
-        self, k: int, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
+        self, k: int, algorithm: Algorithm, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
     ) -> tuple[Tensor, object]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
@@ -310,7 +310,7 @@ class LocalCohort:
                     now = None if running is None else running[:n]
                     draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
                     g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of)
-                    w, s = self.algorithm.step(order, s, w, g)
+                    w, s = algorithm.step(order, s, w, g)
                     at += 1
         if not done:
             return w, s
