@@ -20,7 +20,7 @@ from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
-from fedveca.tasks.augment_settings import parse_augment
+from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -103,16 +103,19 @@ def option(
     high: float = math.inf,
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
+    forms: Iterable[str] = (),
     custom: bool = False,
     group: str,
     rare: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
 
+    `forms` says what a text looks like that is read by a function of its own.
     `group` is the subject under which a list shows it; a list folds what is `rare`.
     """
     allowed = Range(low, high, open_ends)
     metadata = {"text": text, "of": of, "some": some, "range": allowed, "custom": custom, "group": group, "rare": rare}
+    metadata["forms"] = tuple(forms)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -166,7 +169,9 @@ class Experiment:
     sampling: Sampling = _training.rare(
         "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
     )
-    augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
+    augment: str = _training(
+        "", "random changes of the images of local steps: crop, flip, cutout", forms=AUGMENT_FORMS.values(), custom=True
+    )
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
     optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
     momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
@@ -201,7 +206,9 @@ class Experiment:
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
     )
     epochs: str = _steps(
-        "", "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round"
+        "",
+        "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round",
+        forms=("NUMBER", "LOW..HIGH"),
     )
     probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
@@ -497,6 +504,8 @@ def range_of(field: SettingField) -> str:
         return " | ".join(names)
     if some := field.metadata["some"]:
         return f"some of {', '.join(some)}"
+    if forms := field.metadata["forms"]:
+        return " | ".join(forms)
     return "text" if TYPES[field.name] is str else str(field.metadata["range"])
 
 
