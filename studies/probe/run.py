@@ -1,7 +1,8 @@
 """The study behind docs/method.md's section on the probe: how many rows of a client, and which.
 
-    python -m studies.probe digits svm cnn --out docs/results/probe.json
-    python -m studies.probe resnet --device cuda --out docs/results/probe.json
+    python -m studies.probe digits svm --out docs/results/probe.json [--confirm]
+    python -m studies.probe cnn-short --seeds 2 --variants 1024,auto,fedavg --out docs/results/probe.json
+    python -m studies.probe cnn resnet --device cuda --out docs/results/probe.json [--confirm]
     python -m studies.probe --out docs/results/probe.json --table
 
 The tasks are in tasks.toml. A variant is a number of rows (the same, evenly spaced ones in every round), all rows,
@@ -105,7 +106,7 @@ def measure(path: Path, tasks: list[str], variants: list[str], seeds: list[int],
     content: Content = {"command": "", "environment": describe_environment(device), "results": {}}
     if path.exists():
         content = json.loads(path.read_text())
-    content["command"] = "python -m studies.probe digits svm cnn --out docs/results/probe.json"
+    content["command"] = "python -m studies.probe digits svm --out docs/results/probe.json"
     for name in tasks:
         task, found = TASKS[name], content["results"].setdefault(name, {})
         data = load(task.experiment().data)
@@ -144,8 +145,7 @@ def _make_rows(found: dict[str, dict[str, Outcome]], seeds: list[str]) -> list[s
         if not mine:
             continue
         kept, last = (
-            100 * statistics.fmean(all_runs[seed][which] or 0.1 for seed in mine)  # type: ignore[literal-required]
-            for which in ("kept", "last")
+            100 * statistics.fmean(all_runs[seed][which] or 0.1 for seed in mine) for which in ("kept", "last")
         )
         pairs = [(all_runs[seed]["tau"], found[REFERENCE][seed]["tau"]) for seed in mine if seed in found[REFERENCE]]
         total = 100 * (statistics.fmean(sum(a) / sum(b) for a, b in pairs) - 1)
