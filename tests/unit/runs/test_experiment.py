@@ -18,7 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
+from fedveca.algorithms.contrib.fedadam import FedAdam
+from fedveca.algorithms.contrib.fedavgm import FedAvgM
+from fedveca.algorithms.contrib.fedyogi import FedYogi
 from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
+from fedveca.algorithms.recipe import Recipe
 from fedveca.algorithms.registry import methods
 from fedveca.cli.arguments import parse_experiment
 from fedveca.errors import UserError
@@ -46,10 +51,21 @@ from fedveca.tasks.models import MODELS
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
+# momentum, Nesterov's form and what is kept do not go with every optimiser, nor a warm-up with every number of rounds
+PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
+
+
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
+    fixed = {
+        "model": "svm",
+        "faults": "drop:0.2,scale:0.1:-3",
+        "dp_noise": 0.0,
+        "augment": "crop:4,flip",
+        "epochs": "",
+    } | PLAIN
+    if key in fixed:
         return st.just(fixed[key])
     if key == "init":
         return st.sampled_from(["paper", "torch"]) | NAMES.map(lambda name: f"./{name}.safetensors")
@@ -301,7 +317,8 @@ OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "pro
 
 def test_methods_get_their_hyperparameters() -> None:
     e = Experiment(aggregate="median", aggregate_trim=0.375, **OFF)  # type: ignore[arg-type]
-    assert {name: make_method(dataclasses.replace(e, method=name)) for name in methods()} == {
+    made = {name: make_method(dataclasses.replace(e, method=name)) for name in methods()}
+    assert {name: m.algorithm if isinstance(m, Recipe) else m for name, m in made.items()} == {
         "fedveca": FedVeca(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
         "fedavg": FedAvg(lr=0.5),
         "fedprox": FedProx(lr=0.5, mu=0.25),
@@ -309,6 +326,10 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "fedadagrad": FedAdagrad(lr=0.5),
+        "fedadam": FedAdam(lr=0.5),
+        "fedavgm": FedAvgM(lr=0.5),
+        "fedyogi": FedYogi(lr=0.5),
     }
     assert all(value != FIELDS[name].default for name, value in OFF.items())
 
