@@ -161,3 +161,15 @@ def test_sample_draws_each_client_as_often() -> None:
 def test_one_number_is_mixed_as_a_tensor_is() -> None:
     for x in (0, 1, -1, 2**40 + 7, -(2**63), 2**63 - 1):
         assert draws._to_signed(draws._mix_integer(x)) == int(draws._mix(torch.tensor(x)))
+
+
+def test_what_a_transformer_holds_bounds_the_clients_and_the_rows_of_a_pass() -> None:
+    """Its activations, not only its parameters: eight of these clients side by side would hold 400 MB per thread."""
+    x, labels = torch.zeros(64, 128, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
+    shares = partition("iid", labels, 10, 2)
+    wide = model("gpt", (128,), 96, hidden=64, layers=2, sample=(x, x))
+    assert wide.mapped
+    cohort = LocalCohort(FedAvg(0.1), wide, x, x, shares, batch=32)
+    assert (cohort.lanes, cohort.most_rows) == (1, 2**26 // wide.row_bytes)
+    narrow = LocalCohort(FedAvg(0.1), model("mlp", (64,), 10), torch.zeros(64, 64), labels, shares, batch=32)
+    assert narrow.lanes == 4 * 2**20 // (4 * 4810)

@@ -39,6 +39,7 @@ _STREAMS = 16  # clients side by side on a CUDA device
 _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
+_MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
 _CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
@@ -160,13 +161,14 @@ class LocalCohort:
         self.start = shares.start  # [N + 1] first row of each client
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
-        self.lanes = lanes or (max(1, _CHUNK_BYTES // need) if problem.mapped else 1)
+        fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
+        self.lanes = lanes or (max(1, fitting) if problem.mapped else 1)
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
             self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick, self.rows.feed)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
-        limit = _PROBE_BYTES
+        limit = _MAPPED_BYTES if problem.mapped else _PROBE_BYTES
         if self.device.type == "cuda":
             limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
