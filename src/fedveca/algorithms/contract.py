@@ -82,6 +82,7 @@ class Algorithm(ABC, Generic[State, Carry]):
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     needs_mean: ClassVar[bool] = False  # whether `track` uses the mean of the directions
+    needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
     def __post_init__(self) -> None:

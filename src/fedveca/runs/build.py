@@ -107,6 +107,7 @@ def build(
         make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
     )
     problem, algorithm = remake(), _algorithm(e, method)
+    check_participation(e, algorithm, e.method)
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
@@ -150,6 +151,15 @@ def choose_sample(x: Tensor, y: Tensor, classes: int, pixels: str, inputs: Input
     """Real rows to try a model on, where random numbers and one label per row would not do."""
     usual = classes and x.dtype != torch.int64 and y.dim() == 1 and not inputs
     return None if usual else (prepare(x, pixels), y)
+
+
+def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], name: str) -> None:
+    """UserError where a method needs all clients in every round, and the settings draw a part of them."""
+    if algorithm.needs_everyone and e.participation < 1:
+        raise UserError(
+            f"participation={e.participation} cannot go with method={name}, which converges to another point where "
+            "clients are absent; take participation=1"
+        )
 
 
 def check_statistics(e: Experiment, problem: Problem) -> None:

@@ -23,8 +23,10 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_adaptive, paper_methods
+from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
+from fedveca.runs.build import check_participation
 from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import LineTail, write_atomic
 from fedveca.runs.folder import Run, require_free
@@ -162,6 +164,8 @@ def compare(
         raise UserError(f"workers={workers}: custom objects are compared in this process, workers=1")
     if len({folder_name(m) for m in methods}) < len(methods):
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
+    for m in methods:
+        check_participation(experiment, known_methods()[m].algorithm if isinstance(m, str) else m, folder_name(m))
     chains = [
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)

@@ -35,7 +35,20 @@ SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
-MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
+MethodName = Literal[
+    "fedveca",
+    "fedavg",
+    "fedprox",
+    "fednova",
+    "scaffold",
+    "centralised",
+    "corrected",
+    "fedacg",
+    "feddyn",
+    "fedexp",
+    "mimelite",
+    "scaffnew",
+]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
@@ -116,7 +129,7 @@ def method_option(make: Callable[..., Any], name: str) -> Any:
 
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
-_records, _machines = SettingGroup("records"), SettingGroup("machines")
+_records, _machines, _methods = SettingGroup("records"), SettingGroup("machines"), SettingGroup("other methods")
 
 
 @dataclass(frozen=True)
@@ -209,6 +222,11 @@ class Experiment:
     min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
     wire: Wire = _machines.rare("float32", "Flower: form of vectors on the wire", of=get_args(Wire))
     data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
+    dyn: float = method_option(_methods.rare, "dyn")
+    exp_eps: float = method_option(_methods.rare, "exp_eps")
+    acg_lambda: float = method_option(_methods.rare, "acg_lambda")
+    acg_beta: float = method_option(_methods.rare, "acg_beta")
+    mime_beta: float = method_option(_methods.rare, "mime_beta")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -17,7 +17,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import (
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Scaffnew,
+    Scaffold,
+)
 from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
 from fedveca.algorithms.registry import methods
 from fedveca.cli.arguments import parse_experiment
@@ -290,6 +302,7 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
+OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
 
 
 def test_methods_get_their_hyperparameters() -> None:
@@ -302,6 +315,11 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "fedacg": FedACG(lr=0.5, acg_lambda=0.75, acg_beta=0.25),
+        "feddyn": FedDyn(lr=0.5, dyn=0.25),
+        "fedexp": FedExP(lr=0.5, exp_eps=0.5),
+        "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
+        "scaffnew": Scaffnew(lr=0.5),
     }
     assert all(value != FIELDS[name].default for name, value in OFF.items())
 

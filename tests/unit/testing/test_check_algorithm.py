@@ -12,6 +12,7 @@ from torch import Tensor
 from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
 from fedveca.algorithms.contract import ServerState
+from fedveca.algorithms.registry import methods
 from fedveca.algorithms.scaffold import ScaffoldState
 from fedveca.testing import check_algorithm
 
@@ -24,6 +25,7 @@ METHODS = [
     FedVeca(0.1),
     algorithms.Corrected(0.1),
     FedVeca(0.01, alpha=0.5, tau_max=5),
+    *(entry.algorithm(**{"lr": 0.1}) for name, entry in methods().items() if not entry.paper and name != "corrected"),
 ]
 
 
