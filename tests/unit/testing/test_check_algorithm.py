@@ -12,8 +12,10 @@ from torch import Tensor
 from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
 from fedveca.algorithms.contract import ServerState
-from fedveca.algorithms.registry import methods
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.algorithms.scaffold import ScaffoldState
+from fedveca.runs.build import make_method
+from fedveca.runs.experiment import Experiment
 from fedveca.testing import check_algorithm
 
 METHODS = [
@@ -25,7 +27,7 @@ METHODS = [
     FedVeca(0.1),
     algorithms.Corrected(0.1),
     FedVeca(0.01, alpha=0.5, tau_max=5),
-    *(entry.algorithm(**{"lr": 0.1}) for name, entry in methods().items() if not entry.paper and name != "corrected"),
+    *(make_method(Experiment(method=name, lr=0.1)) for name in methods() if name not in (*paper_methods(), "corrected")),
 ]
 
 
