@@ -25,9 +25,8 @@ METHODS = [
     FedNova(0.1),
     Scaffold(0.1),
     FedVeca(0.1),
-    algorithms.Corrected(0.1),
     FedVeca(0.01, alpha=0.5, tau_max=5),
-    *(make_method(Experiment(method=name, lr=0.1)) for name in methods() if name not in (*paper_methods(), "corrected")),
+    *(make_method(Experiment(method=name, lr=0.1)) for name in methods() if name not in paper_methods()),
 ]
 
 
