@@ -27,8 +27,9 @@ from fedveca.cohorts.local.cuda_graphs import use_tensor_cores
 from fedveca.runs.folder import describe_environment
 from fedveca.tasks.losses import cross_entropy
 from fedveca.tasks.models import model
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition
-from fedveca.tasks.problem import ModuleProblem, Problem
+from fedveca.tasks.problem import Problem
 
 LR, BATCH, ROWS = 0.01, 32, 2_000
 

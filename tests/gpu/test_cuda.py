@@ -9,6 +9,7 @@ import torch
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.random import shuffle_rows
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.run import run
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
 
 
-@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.5,0.4,0.3:0.2,0.25,0.3"])
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +45,9 @@ def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypat
 def test_a_run_on_cuda() -> None:
     done = run(Experiment(model="cnn", rounds=3, batch=16), device="cuda")
     assert done.summary["rounds"] == 3
+
+
+def test_shuffled_epochs_are_those_of_the_cpu() -> None:
+    ids, sizes = torch.tensor([4, 9, 2]), torch.tensor([50, 7, 1000])
+    there = shuffle_rows(1, 2, ids.cuda(), sizes.cuda(), 40, 10, 3)
+    assert torch.equal(there.cpu(), shuffle_rows(1, 2, ids, sizes, 40, 10, 3))

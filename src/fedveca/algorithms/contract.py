@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -83,6 +84,7 @@ class Algorithm(ABC, Generic[State, Carry]):
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     needs_mean: ClassVar[bool] = False  # whether `track` uses the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
+    server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
     def __post_init__(self) -> None:
@@ -91,6 +93,21 @@ class Algorithm(ABC, Generic[State, Carry]):
         for name, declared in hyperparameters(type(self)).items():
             value = declared.range.check(name, to_python(getattr(self, name)), type(declared.default))
             object.__setattr__(self, name, value)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the learning rate changes from round to round."""
+        return False
+
+    def at(self, k: int) -> Self:
+        """The method as round k has it: with the learning rate of that round."""
+        return self
+
+    def with_rate(self, lr: Tensor) -> Self:
+        """The method with a rate [] that is read anew at each step, for a captured CUDA graph."""
+        other = copy.copy(self)
+        object.__setattr__(other, "lr", lr)
+        return other
 
     # server
 

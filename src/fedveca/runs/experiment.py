@@ -19,6 +19,8 @@ from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.tasks.augment_settings import parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -44,8 +46,12 @@ MethodName = Literal[
     "centralised",
     "corrected",
     "fedacg",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
     "feddyn",
     "fedexp",
+    "fedyogi",
     "mimelite",
     "scaffnew",
 ]
@@ -57,13 +63,19 @@ PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards",
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
-Pixels = Literal["auto", "as-is", "unit", "standardised"]
+Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
+Sampling = Literal["random", "shuffle"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
 NormStatistics = Literal["average", "local", "fixed"]
-Compile = Literal["off", "on"]
 Wire = Literal["float32", "float16", "bfloat16"]
+LocalOptimizerName = Literal["sgd", "adam", "adamw"]
+ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagrad"]
+ScheduleName = Literal["constant", "cosine", "step"]
+OptimizerState = Literal["reset", "keep"]
+OnOff = Literal["off", "on"]
+MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 _INITS = get_args(Init)
 
 
@@ -129,7 +141,8 @@ def method_option(make: Callable[..., Any], name: str) -> Any:
 
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
-_records, _machines, _methods = SettingGroup("records"), SettingGroup("machines"), SettingGroup("other methods")
+_records, _machines = SettingGroup("records"), SettingGroup("machines")
+_optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,35 @@ class Experiment:
     rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
     batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
     lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    sampling: Sampling = _training.rare(
+        "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
+    )
+    augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
+    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
+    momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
+    weight_decay: float = _optimisers(0.0, "weight decay of the local steps", low=0)
+    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=get_args(ScheduleName))
+    lr_warmup: int = _optimisers(0, "rounds over which the learning rate rises to lr", low=0)
+    server_optimizer: ServerOptimizerName = _optimisers(
+        "auto", "what the server makes of the method's step (auto: the method's)", of=get_args(ServerOptimizerName)
+    )
+    server_lr: float = _optimisers(0.0, "the server's learning rate (0: the method's, 1 for most)", low=0)
+    nesterov: OnOff = _optimisers.rare("off", "sgd: Nesterov's momentum", of=get_args(OnOff))
+    clip_norm: float = _optimisers.rare(0.0, "the largest norm of a mini-batch's gradient (0: any)", low=0)
+    proximal: float = _optimisers.rare(0.0, "pull of each local step towards w_k, with any method", low=0)
+    optimizer_state: OptimizerState = _optimisers.rare(
+        "reset", "whether a client's momentum and moments start anew in each round", of=get_args(OptimizerState)
+    )
+    beta1: float = _optimisers.rare(0.9, "adam, adamw: share of the former gradients", low=0, high=MOST_BETA)
+    beta2: float = _optimisers.rare(0.999, "adam, adamw: share of the former squares", low=0, high=MOST_BETA)
+    adam_eps: float = _optimisers.rare(1e-8, "adam, adamw: epsilon", low=0, open_ends="low")
+    lr_final: float = _optimisers.rare(0.0, "cosine: where it ends, as a share of lr", low=0, high=1)
+    lr_every: int = _optimisers.rare(30, "step: rounds between two steps", low=1)
+    lr_decay: float = _optimisers.rare(0.1, "step: what the rate is multiplied by", low=0, high=1, open_ends="low")
+    server_momentum: float = _optimisers.rare(0.9, "server: share of the former steps", low=0, high=MOST_BETA)
+    server_beta2: float = _optimisers.rare(0.99, "server: share of the former squares", low=0, high=MOST_BETA)
+    server_eps: float = _optimisers.rare(1e-3, "server: adam's, yogi's, adagrad's epsilon", low=0, open_ends="low")
     alpha: float = method_option(_steps, "alpha")
     tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = method_option(_steps, "tau_max")
@@ -163,6 +204,9 @@ class Experiment:
     probe_steps: float = method_option(_steps.rare, "probe_steps")
     tau_all: int = _steps.rare(
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
+    )
+    epochs: str = _steps(
+        "", "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round"
     )
     probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
@@ -181,8 +225,8 @@ class Experiment:
     )
     pixels: Pixels = _task.rare("auto", "how rows become inputs", of=get_args(Pixels))
     precision: Precision = _task.rare("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
-    compile: Compile = _machines.rare(
-        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(Compile)
+    compile: OnOff = _machines.rare(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(OnOff)
     )
     norm_stats: NormStatistics = _training.rare(
         "average",
@@ -244,12 +288,36 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        self._check_optimisers()
+        if not self.augment.startswith(CUSTOM):
+            parse_augment(self.augment)
+        epochs = parse_epochs(self.epochs)
+        if epochs and self.tau_all:
+            raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
+        if epochs and epochs.random and self.dp_noise:
+            raise UserError(
+                f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
+            )
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
             raise UserError(
                 f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
             )
+
+    def _check_optimisers(self) -> None:
+        adaptive = self.optimizer != "sgd"
+        if adaptive and (self.momentum or self.nesterov == "on"):
+            name = f"momentum={self.momentum}" if self.momentum else "nesterov=on"
+            raise UserError(f"{name} is of optimizer=sgd; optimizer={self.optimizer} has beta1 in its place")
+        if self.nesterov == "on" and not self.momentum:
+            raise UserError("nesterov=on needs a momentum above 0, such as momentum=0.9")
+        if self.optimizer_state == "keep" and not (self.momentum or adaptive):
+            raise UserError(
+                "optimizer_state=keep needs something to keep: momentum above 0, or optimizer=adam or adamw"
+            )
+        if self.lr_warmup and self.lr_warmup >= self.rounds:
+            raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:

@@ -13,7 +13,7 @@ from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.partition import from_lists
-from fedveca.tasks.problem import SquaredSvm
+from fedveca.tasks.svm import SquaredSvm
 from fedveca.testing.played_round import (
     IDS,
     N,

@@ -33,6 +33,10 @@ from fedveca import (
     method,
 )
 from fedveca.algorithms import Algorithm, registry
+from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
+from fedveca.algorithms.contrib.fedadam import FedAdam
+from fedveca.algorithms.contrib.fedavgm import FedAvgM
+from fedveca.algorithms.contrib.fedyogi import FedYogi
 from fedveca.algorithms.registry import concerns, deployable_methods, is_adaptive, is_pooled, methods, paper_methods
 from fedveca.deploy.server import check_deployable
 from fedveca.runs.build import initial_steps, make_method
@@ -97,7 +101,17 @@ def command(env: dict[str, str], *words: str) -> Any:
 def test_methods_stand_in_the_papers_order() -> None:
     table = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
     assert paper_methods() == table
-    rivals = {"fedacg": FedACG, "feddyn": FedDyn, "fedexp": FedExP, "mimelite": MimeLite, "scaffnew": Scaffnew}
+    rivals = {
+        "fedacg": FedACG,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedavgm": FedAvgM,
+        "feddyn": FedDyn,
+        "fedexp": FedExP,
+        "fedyogi": FedYogi,
+        "mimelite": MimeLite,
+        "scaffnew": Scaffnew,
+    }
     assert tuple(methods()) == (*table, "corrected", *rivals)
     classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, Corrected, *rivals.values()]
     assert [entry.algorithm for entry in methods().values()] == classes

@@ -63,7 +63,7 @@ def test_chunks_and_threads_of_convolutions() -> None:
         assert float((w - plain).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.3:0.4"])
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
 def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pixels: str) -> None:
     data = load("digits")

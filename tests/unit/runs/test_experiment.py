@@ -30,7 +30,12 @@ from fedveca.algorithms import (
     Scaffnew,
     Scaffold,
 )
+from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
+from fedveca.algorithms.contrib.fedadam import FedAdam
+from fedveca.algorithms.contrib.fedavgm import FedAvgM
+from fedveca.algorithms.contrib.fedyogi import FedYogi
 from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
+from fedveca.algorithms.recipe import Recipe
 from fedveca.algorithms.registry import methods
 from fedveca.cli.arguments import parse_experiment
 from fedveca.errors import UserError
@@ -57,10 +62,21 @@ from fedveca.tasks.models import MODELS
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
+# momentum, Nesterov's form and what is kept do not go with every optimiser, nor a warm-up with every number of rounds
+PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
+
+
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
+    fixed = {
+        "model": "svm",
+        "faults": "drop:0.2,scale:0.1:-3",
+        "dp_noise": 0.0,
+        "augment": "crop:4,flip",
+        "epochs": "",
+    } | PLAIN
+    if key in fixed:
         return st.just(fixed[key])
     if key == "init":
         return st.sampled_from(["paper", "torch"]) | NAMES.map(lambda name: f"./{name}.safetensors")
@@ -307,7 +323,8 @@ OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime
 
 def test_methods_get_their_hyperparameters() -> None:
     e = Experiment(aggregate="median", aggregate_trim=0.375, **OFF)  # type: ignore[arg-type]
-    assert {name: make_method(dataclasses.replace(e, method=name)) for name in methods()} == {
+    made = {name: make_method(dataclasses.replace(e, method=name)) for name in methods()}
+    assert {name: m.algorithm if isinstance(m, Recipe) else m for name, m in made.items()} == {
         "fedveca": FedVeca(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
         "fedavg": FedAvg(lr=0.5),
         "fedprox": FedProx(lr=0.5, mu=0.25),
@@ -320,6 +337,10 @@ def test_methods_get_their_hyperparameters() -> None:
         "fedexp": FedExP(lr=0.5, exp_eps=0.5),
         "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
         "scaffnew": Scaffnew(lr=0.5),
+        "fedadagrad": FedAdagrad(lr=0.5),
+        "fedadam": FedAdam(lr=0.5),
+        "fedavgm": FedAvgM(lr=0.5),
+        "fedyogi": FedYogi(lr=0.5),
     }
     assert all(value != FIELDS[name].default for name, value in OFF.items())
 

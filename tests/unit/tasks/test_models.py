@@ -14,7 +14,9 @@ from fedveca.errors import UserError
 from fedveca.tasks.custom import import_object
 from fedveca.tasks.losses import METRICS, metric
 from fedveca.tasks.models import model
-from fedveca.tasks.problem import FEW, ModuleProblem, Problem, SquaredSvm
+from fedveca.tasks.module_problem import FEW, ModuleProblem
+from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 
 SHAPE, CLASSES = (1, 8, 8), 10
 

@@ -13,7 +13,8 @@ from fedveca import models
 from fedveca.errors import UserError
 from fedveca.tasks.models import MODELS, model
 from fedveca.tasks.models.norm import count_groups
-from fedveca.tasks.problem import FEW, ModuleProblem, Problem
+from fedveca.tasks.module_problem import FEW, ModuleProblem
+from fedveca.tasks.problem import Problem
 
 CLASSES, LETTERS, T = 10, 12, 7
 IMAGES = ("vgg11", "resnet18")

@@ -24,7 +24,7 @@ from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import ClientRows
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.cohorts.random import draw_rows, draw_seed
+from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
 from fedveca.errors import UserError
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
@@ -64,8 +64,8 @@ class Chunk(NamedTuple):
 class RowDraws:
     """The rows that a chunk's clients step on, drawn at once where they are few, else a block of steps at a time."""
 
-    def __init__(self, seed: int, k: int, chunk: Chunk, batch: int) -> None:
-        self.seed, self.k, self.chunk, self.batch = seed, k, chunk, batch
+    def __init__(self, sample: RowSampling, seed: int, k: int, chunk: Chunk, batch: int) -> None:
+        self.sample, self.seed, self.k, self.chunk, self.batch = sample, seed, k, chunk, batch
         self.steps, most = max(1, _ROWS_PER_DRAW // (len(chunk.ids) * batch)), int(chunk.tau[0])
         self.all = self._draw(len(chunk.ids), 0, most) if most <= self.steps else None
 
@@ -79,7 +79,7 @@ class RowDraws:
 
     def _draw(self, n: int, first: int, steps: int) -> Tensor:
         ids, start, size, _ = self.chunk.table[:, :n]
-        index = draw_rows(self.seed, self.k, ids, size, steps, self.batch, first)
+        index = self.sample(self.seed, self.k, ids, size, steps, self.batch, first)
         return index.add_(start[:, None, None])
 
 
@@ -107,6 +107,7 @@ class LocalCohort:
         batch: int,
         seed: int = 0,
         probe: int = 1024,
+        sampling: str = "random",
         want_loss: bool = True,
         want_loss_after: bool = False,
         pixels: str = "as-is",
@@ -127,12 +128,13 @@ class LocalCohort:
             x: The training rows, [D, ...]: float32, bytes of pixels, or int64 tokens.
             y: Their labels or targets, [D, ...].
             shares: Which client owns which rows.
-            batch: Rows of a mini-batch, drawn with replacement.
+            batch: Rows of a mini-batch.
             seed: Of all draws; they are a pure function of (seed, round, client).
             probe: Rows on which F_i(w_k) and its gradient are computed, evenly spaced; 0 takes all.
+            sampling: How a mini-batch is drawn: "random", with replacement, or "shuffle", without, epoch by epoch.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
-            pixels: How rows are prepared for the model: "as-is", "unit" or "standardised".
+            pixels: How rows are prepared for the model: see `fedveca.tasks.datasets.dataset.prepare`.
             device: Where the clients compute: "cpu" or "cuda".
             lanes: Clients per chunk; 0 chooses by the size of a batch and of the model.
             threads: Threads on the CPU, or streams on a CUDA device; 0 takes PyTorch's number, or 16.
@@ -145,6 +147,7 @@ class LocalCohort:
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
+        self.sample = SAMPLINGS[sampling]
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
         self.aggregate, self.send, self.equal_weights = aggregate, send, equal_weights
@@ -220,7 +223,7 @@ class LocalCohort:
 
     def _run_chunk(self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk) -> ChunkResult:
         """start, step x tau, finish, for clients in falling order of tau."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.at(k)
         w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
         recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
@@ -233,14 +236,14 @@ class LocalCohort:
         ids, start, size, tau = chunk.table
         s = algorithm.start(order, former, g0)
         if self._lanes:
-            index = draw_rows(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
+            index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
             before = () if running is None else (running,)
-            w, s, after = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), before, seeds)
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, chunk.tau.tolist(), before, seeds)
             running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, order, s, w, running, chunk)
+                w, s = self._take_local_steps(k, algorithm, order, s, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
@@ -290,13 +293,13 @@ class LocalCohort:
         return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
-        self, k: int, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
+        self, k: int, algorithm: Algorithm, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
     ) -> tuple[Tensor, object]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
         The statistics `running` [n, S] change in place.
         """
-        done, at, tau, draws = [], 0, chunk.tau.tolist(), RowDraws(self.seed, k, chunk, self.batch)
+        done, at, tau, draws = [], 0, chunk.tau.tolist(), self._draw_rows(k, chunk)
         for until in sorted(set(tau)):
             n = sum(tau_i >= until for tau_i in tau)
             if n < len(w):
@@ -307,12 +310,15 @@ class LocalCohort:
                     now = None if running is None else running[:n]
                     draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
                     g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of)
-                    w, s = self.algorithm.step(order, s, w, g)
+                    w, s = algorithm.step(order, s, w, g)
                     at += 1
         if not done:
             return w, s
         out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
+
+    def _draw_rows(self, k: int, chunk: Chunk) -> RowDraws:
+        return RowDraws(self.sample, self.seed, k, chunk, self.batch)
 
     def _seed_generators(self, k: int, ids: Tensor, step: int) -> list[torch.Generator]:
         """One generator per client, for what the model draws in this step."""

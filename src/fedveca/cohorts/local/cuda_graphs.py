@@ -31,6 +31,7 @@ class Lanes:
 
     def take_local_steps(
         self,
+        lr: float,
         order: Order,
         s: object,
         index: Tensor,
@@ -38,14 +39,14 @@ class Lanes:
         running: Running,
         seeds: list[int] | None,
     ) -> tuple[Tensor, object, Running]:
-        """w [n, P], s and the statistics [n, S] after each client's tau steps from order.w.
+        """w [n, P], s and the statistics [n, S] after each client's tau steps at rate lr from order.w.
 
         The rows are index [n, tau, B]; `seeds` are the clients', where the model draws.
         """
 
         def work(lane: Lane, i: int) -> tuple[Tensor, object, Running]:
             mine, now = tree_map(lambda v: v[i : i + 1], (s, running))
-            return lane.take_local_steps(order, mine, index[i, : tau[i]], now, seeds[i] if seeds else None)
+            return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, seeds[i] if seeds else None)
 
         done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
         return done
@@ -115,7 +116,7 @@ class Lane:
         self.probes: CapturedProbe | None = None
 
     def take_local_steps(
-        self, order: Order, s: object, index: Tensor, running: Running, seed: int | None
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running, seed: int | None
     ) -> tuple[Tensor, object, Running]:
         """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
 
@@ -126,7 +127,7 @@ class Lane:
         for generator in self.generators:
             assert seed is not None
             generator.manual_seed(seed)
-        return self.steps.run(order, s, index, running)
+        return self.steps.run(lr, order, s, index, running)
 
     def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
         """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
@@ -139,7 +140,10 @@ class CapturedSteps:
     """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next."""
 
     def __init__(self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running) -> None:
-        self.work = work
+        self.work, self.algorithm = work, work.algorithm
+        self.lr = torch.full((), work.algorithm.lr, device=index.device)  # of the round
+        if work.algorithm.is_scheduled:
+            self.algorithm = work.algorithm.with_rate(self.lr)
         self.order, self.s, self.running = tree_map(torch.clone, (order, s, running))
         self.w = order.w.clone()[None]
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
@@ -147,7 +151,10 @@ class CapturedSteps:
         self.index = index[:1].repeat(self.room, 1)
         self.graph = work.capture(self._step)
 
-    def run(self, order: Order, s: object, index: Tensor, running: Running) -> tuple[Tensor, object, Running]:
+    def run(
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running
+    ) -> tuple[Tensor, object, Running]:
+        self.lr.fill_(lr)
         _copy((self.order, self.s, self.running), (order, s, running))
         self.w.copy_(order.w)
         self.at.zero_()
@@ -158,11 +165,11 @@ class CapturedSteps:
         return done
 
     def _step(self) -> None:
-        algorithm, problem, pick, _, generators = self.work
+        _, problem, pick, _, generators = self.work
         x, y = pick(self.index.index_select(0, self.at))
         now = self.running[0] if self.running else None
         g = problem.slope(self.w, x, y, statistics=now, generators=generators or None)
-        w, s = algorithm.step(self.order, self.s, self.w, g)
+        w, s = self.algorithm.step(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveca.tasks.datasets.dataset import UNIT, moments
+from fedveca.tasks.datasets.dataset import UNIT, moments, read_channels
 
 
 class ClientRows:
@@ -21,6 +21,8 @@ class ClientRows:
         self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model takes
         self.unit = UNIT if pixels == "unit" else 1.0  # what a number of a row is multiplied by
         self._moments = None  # what to subtract from each row, and what to multiply it by then
+        channels = read_channels(pixels)
+        self._channels = channels.scaling(device) if channels else None  # the same of each channel of all rows
         self._buffers = threading.local()
         if pixels == "standardised":
             parts = [moments(part) for part in torch.split(self.x, 8192)]
@@ -52,6 +54,8 @@ class ClientRows:
             if self._moments:
                 shift, scale = self._moments
                 ready.sub_(shift.index_select(0, rows)).mul_(scale.index_select(0, rows))
+            elif self._channels:
+                ready.sub_(self._channels[0]).mul_(self._channels[1])
             yield x, y
 
     def _get_buffers(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -68,6 +72,8 @@ class ClientRows:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
+        elif self._channels:
+            x = (x.float() - self._channels[0]) * self._channels[1]
         elif self.unit != 1:
             x = x.float() * self.unit
         return x.to(self.kind), pick(self.y)

@@ -170,13 +170,16 @@ def _show_groups(console: Console, rare: bool) -> None:
             _print_hanging(console, Text("  also  ", "dim"), ", ".join(folded), "dim")
 
 
+_EXAMPLES = {"augment": "crop:4,flip", "epochs": "2", "faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}
+
+
 def _choose_example(key: str, setting: SettingInfo) -> object:
     """A value other than the default where one is known, so that the example changes something."""
     names, default = [name for name in offer_values(key) if name != setting["default"]], setting["default"]
     if names:
         return names[0]
     if isinstance(default, str):
-        return {"faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}.get(key, default or "...")
+        return _EXAMPLES.get(key, default or "...")
     other = 2 * default if isinstance(default, int) else float(f"{default / 2:.1g}")
     allowed = FIELDS[key].metadata["range"]
     for value in (other or type(default)(1), default):
