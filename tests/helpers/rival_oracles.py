@@ -139,3 +139,55 @@ def scaffnew(f: Federation, w: Tensor, lr: float) -> Iterator[Tensor]:
         waiting |= models
         yield w
         k += 1
+
+
+Scores = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # w [P], x -> scores and the features before the last layer
+
+
+def fedlc(f: Federation, w: Tensor, lr: float, tau: float, score: Scores) -> Iterator[Tensor]:
+    k = 0
+    while True:
+        p, mean = f.weights(f.who(k)), torch.zeros_like(w)
+        for i in f.who(k):
+            x, y = f.rows[i]
+            local, shift = w.clone(), [tau * max(y.tolist().count(c), 1e-8) ** -0.25 for c in range(10)]
+            for step in range(f.tau[i]):
+                at = draw_rows(f.seed, k, torch.tensor([i]), torch.tensor([len(y)]), step + 1, f.batch)[0, step]
+                leaf = local.clone().requires_grad_()
+                scores, total = score(leaf, x[at])[0], torch.zeros(())
+                for row, label in enumerate(y[at].tolist()):
+                    e = [torch.exp(scores[row, c] - shift[c]) for c in range(10)]
+                    total = total - torch.log(e[label] / sum(e))
+                local = local - lr * torch.autograd.grad(total / len(at), leaf)[0]
+            mean = mean + p[i] * local
+        w = mean
+        yield w
+        k += 1
+
+
+def moon(f: Federation, w: Tensor, lr: float, mu: float, temperature: float, score: Scores) -> Iterator[Tensor]:
+    """Algorithm 1 of Li et al.; a client's first round has the global model for its previous one."""
+    previous: dict[int, Tensor] = {}
+    k = 0
+    while True:
+        p, mean = f.weights(f.who(k)), torch.zeros_like(w)
+        for i in f.who(k):
+            x, y = f.rows[i]
+            local = w.clone()
+            for step in range(f.tau[i]):
+                at = draw_rows(f.seed, k, torch.tensor([i]), torch.tensor([len(y)]), step + 1, f.batch)[0, step]
+                leaf = local.clone().requires_grad_()
+                scores, z = score(leaf, x[at])
+                z_glob, z_prev = score(w, x[at])[1], score(previous.get(i, w), x[at])[1]
+                total = torch.nn.functional.cross_entropy(scores, y[at])
+                for row in range(len(at)):
+                    a = z[row] @ z_glob[row] / (z[row].norm() * z_glob[row].norm())
+                    b = z[row] @ z_prev[row] / (z[row].norm() * z_prev[row].norm())
+                    near, far = torch.exp(a / temperature), torch.exp(b / temperature)
+                    total = total - mu / len(at) * torch.log(near / (near + far))
+                local = local - lr * torch.autograd.grad(total, leaf)[0]
+            previous[i] = local.detach()
+            mean = mean + p[i] * local.detach()
+        w = mean
+        yield w
+        k += 1

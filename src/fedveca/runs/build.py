@@ -18,6 +18,7 @@ from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round, draw_epochs
 from fedveca.errors import UserError, explain_error, printable, show_value
@@ -124,6 +125,7 @@ def build(
     )
     problem, algorithm = remake(), _algorithm(e, method)
     check_participation(e, algorithm, e.method)
+    check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself

@@ -51,8 +51,10 @@ MethodName = Literal[
     "fedavgm",
     "feddyn",
     "fedexp",
+    "fedlc",
     "fedyogi",
     "mimelite",
+    "moon",
     "scaffnew",
 ]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
@@ -271,6 +273,9 @@ class Experiment:
     acg_lambda: float = method_option(_methods.rare, "acg_lambda")
     acg_beta: float = method_option(_methods.rare, "acg_beta")
     mime_beta: float = method_option(_methods.rare, "mime_beta")
+    lc_tau: float = method_option(_methods.rare, "lc_tau")
+    moon_mu: float = method_option(_methods.rare, "moon_mu")
+    moon_temperature: float = method_option(_methods.rare, "moon_temperature")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -22,10 +22,12 @@ from fedveca import (
     FedAvg,
     FedDyn,
     FedExP,
+    FedLC,
     FedNova,
     FedProx,
     FedVeca,
     MimeLite,
+    Moon,
     Scaffnew,
     Scaffold,
     UserError,
@@ -108,8 +110,10 @@ def test_methods_stand_in_the_papers_order() -> None:
         "fedavgm": FedAvgM,
         "feddyn": FedDyn,
         "fedexp": FedExP,
+        "fedlc": FedLC,
         "fedyogi": FedYogi,
         "mimelite": MimeLite,
+        "moon": Moon,
         "scaffnew": Scaffnew,
     }
     assert tuple(methods()) == (*table, "corrected", *rivals)
@@ -162,6 +166,9 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
         ("acg_lambda", {"fedacg"}),
         ("acg_beta", {"fedacg"}),
         ("mime_beta", {"mimelite"}),
+        ("lc_tau", {"fedlc"}),
+        ("moon_mu", {"moon"}),
+        ("moon_temperature", {"moon"}),
     ],
 )
 def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: set[str]) -> None:
