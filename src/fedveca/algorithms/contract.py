@@ -106,7 +106,7 @@ class Algorithm(ABC, Generic[State, Carry]):
 
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
-    needs_mean: ClassVar[bool] = False  # whether `track` uses the mean of the directions
+    needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
     has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
     needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
@@ -190,7 +190,10 @@ class Algorithm(ABC, Generic[State, Carry]):
 
     @abstractmethod
     def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        """Vectors for the mean, numbers for the server, memory for the client's next round."""
+        """Vectors for the mean, numbers for the server, memory for the client's next round.
+
+        A method that needs the mean of its directions takes it as one more argument, `mean`, as `track` has it.
+        """
 
 
 def descend(w: Tensor, d: Tensor, lr: float | Tensor) -> Tensor:

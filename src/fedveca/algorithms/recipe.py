@@ -151,7 +151,9 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         return self.algorithm.loss(base, out, y, counts, others)
 
     def finish(self, order: Order, s: RecipeCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        vectors, numbers, memory = self.algorithm.finish(order, s.s, w, self.local.lengths(tau, self.lr))
+        mean = {"mean": s.mean} if self.algorithm.needs_mean else {}
+        length = self.local.lengths(tau, self.lr)
+        vectors, numbers, memory = self.algorithm.finish(order, s.s, w, length, **mean)
         return vectors, numbers, memory | (_name_moments(s.moments) if self.local.keep else {})
 
 

@@ -23,7 +23,7 @@ from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sen
 from fedveca.cohorts.random import clients_per_round, draw_epochs
 from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.runs.epoch_settings import parse_epochs
-from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
+from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task, find_default, is_path
 from fedveca.runs.federate import StepRule
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.recipes import apply_recipe
@@ -216,7 +216,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
     return {
         "batch": e.batch,
         "seed": e.seed,
-        "probe": e.probe,
+        "probe": count_probe_rows(e),
         "sampling": e.sampling,
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
@@ -304,6 +304,8 @@ def load_data(
                 seed=e.seed,
                 concentration=e.concentration,
                 shards=e.shards,
+                labels_per_client=e.labels_per_client,
+                exponent=e.exponent,
                 writer=data.writer,
             )
         except UserError as error:

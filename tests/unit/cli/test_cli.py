@@ -263,7 +263,8 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
     done = Run.open(here / "a")
     assert (done.experiment.rounds, done.experiment.lr, done.experiment.batch) == (3, 0.01, 32)  # words on both sides
     assert (
-        err.splitlines()[0] == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, lr 0.01, seed 0, on CPU"
+        err.splitlines()[0]
+        == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, probe 64, lr 0.01, seed 0, on CPU"
     )
     assert err.splitlines()[-4:] == ["next:", "  fedveca report a", "  fedveca show a", "  fedveca board ."]
     rounds = [line for line in err.splitlines() if "  round " in line]

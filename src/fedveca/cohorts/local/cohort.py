@@ -39,7 +39,7 @@ _STREAMS = 16  # clients side by side on a CUDA device
 _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
-_CUDA_PROBE_BYTES = 4 * 2**30
+_CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
 _STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
@@ -167,7 +167,9 @@ class LocalCohort:
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
             self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
-        limit = _PROBE_BYTES if device == "cpu" else _CUDA_PROBE_BYTES
+        limit = _PROBE_BYTES
+        if self.device.type == "cuda":
+            limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
 
@@ -372,7 +374,7 @@ class LocalCohort:
         """Clients side by side on a CUDA device, in captured passes of equally many rows, padded with weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
-        rows = max(1, min(self.block, self.most_rows // lanes.size, max(counts)))
+        rows = max(1, min(self.block, self.most_rows // min(lanes.size, len(counts)), max(counts)))
         j = torch.arange(-(-max(counts) // rows) * rows, device=self.device)
         index = start + torch.where(j < count, j * size // count, 0)
         weight = (j < count).float() / count
