@@ -9,7 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import (
+    Algorithm,
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedLC,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Moon,
+    Scaffnew,
+    Scaffold,
+)
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import shuffle_rows
 from fedveca.runs.experiment import Experiment
@@ -20,6 +35,7 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+RIVALS = [FedACG(0.002), FedDyn(0.002), FedExP(0.002), MimeLite(0.002), Scaffnew(0.002), FedLC(0.002), Moon(0.002)]
 METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
 
 
@@ -27,6 +43,17 @@ METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVe
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_same(algorithm, name, pixels, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("algorithm", RIVALS, ids=lambda a: type(a).__name__)
+def test_cuda_is_the_cpu_for_rivals(algorithm: Algorithm, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those with a loss of their own, whose other models and counts are inputs of the captured step."""
+    check_same(algorithm, name, "unit", monkeypatch)
+
+
+def check_same(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(
         "fedveca.cohorts.local.cohort.use_tensor_cores", lambda device: nullcontext()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypedDict, cast
 
 import torch
@@ -48,6 +49,29 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 
+class Outputs(NamedTuple):
+    """What a model gives for the rows of a mini-batch."""
+
+    scores: Tensor  # [B, ...]
+    features: Tensor  # [B, D]: what the model's last linear layer takes in; the scores where it is the only layer
+
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]  # scores [B, ...], y [B, ...] -> [B]
+MethodLoss = Callable[[RowLoss, Outputs, Tensor, Tensor, dict[str, Outputs]], Tensor]
+
+
+class LocalLoss(NamedTuple):
+    """A method's loss of n clients, and what it sees besides the model that steps and its rows."""
+
+    method: MethodLoss
+    counts: Tensor  # [n, C]
+    models: Named  # [n, P] each
+
+    def select(self, i: int) -> LocalLoss:
+        """Of one client: counts [C] and models [P]."""
+        return LocalLoss(self.method, self.counts[i], {name: v[i] for name, v in self.models.items()})
+
+
 class ServerState(NamedTuple):
     """The least that a server carries."""
 
@@ -83,6 +107,9 @@ class Algorithm(ABC, Generic[State, Carry]):
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
+    needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
+    has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
+    needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
     server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
@@ -144,6 +171,22 @@ class Algorithm(ABC, Generic[State, Carry]):
     def step(self, order: Order, s: Carry, w: Tensor, g: Tensor) -> tuple[Tensor, Carry]:
         w = descend(w, self.direction(order, s, w, g), self.lr)  # (1)
         return w, self.track(order, s, w, g, ())
+
+    def models(self, order: Order, s: Carry) -> Named:
+        """[..., P] each: other models, of which `loss` sees the outputs on the same rows."""
+        return {}
+
+    def loss(self, base: RowLoss, out: Outputs, y: Tensor, counts: Tensor, others: dict[str, Outputs]) -> Tensor:
+        """[B]: what a local step minimises, of one client's mini-batch, where `has_loss` is true.
+
+        Args:
+            base: The loss of the problem.
+            out: Of the model that steps.
+            y: The labels or targets.
+            counts: [C] how many of the client's rows have each label, float32; they never leave the client.
+            others: Of the models that `models` names, in evaluation mode and without a gradient.
+        """
+        return base(out.scores, y)
 
     @abstractmethod
     def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Outputs, Report, RowLoss
 from fedveca.algorithms.optimizers import LocalOptimizer, Moments, Schedule, ServerOptimizer
 from fedveca.errors import UserError
 
@@ -56,6 +56,18 @@ class Recipe(Algorithm[Any, RecipeCarry]):
     @property
     def needs_gradient(self) -> bool:  # type: ignore[override]
         return self.algorithm.needs_gradient
+
+    @property
+    def needs_everyone(self) -> bool:  # type: ignore[override]
+        return self.algorithm.needs_everyone
+
+    @property
+    def has_loss(self) -> bool:  # type: ignore[override]
+        return self.algorithm.has_loss
+
+    @property
+    def needs_labels(self) -> bool:  # type: ignore[override]
+        return self.algorithm.needs_labels
 
     @property
     def nonnegative(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -131,6 +143,12 @@ class Recipe(Algorithm[Any, RecipeCarry]):
             d = torch.add(d, w - order.w, alpha=local.proximal)
         w, moments = local.step(w, d, s.moments, algorithm.lr)
         return w, RecipeCarry(algorithm.track(order, s.s, w, g, mean), moments, mean, steps)
+
+    def models(self, order: Order, s: RecipeCarry) -> Named:
+        return self.algorithm.models(order, s.s)
+
+    def loss(self, base: RowLoss, out: Outputs, y: Tensor, counts: Tensor, others: dict[str, Outputs]) -> Tensor:
+        return self.algorithm.loss(base, out, y, counts, others)
 
     def finish(self, order: Order, s: RecipeCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         mean = {"mean": s.mean} if self.algorithm.needs_mean else {}

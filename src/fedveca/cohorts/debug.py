@@ -19,6 +19,7 @@ from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_m
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import use_one_thread
+from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -64,6 +65,8 @@ class DebugCohort:
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
+        check_loss(algorithm, problem, y)
+        self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
@@ -104,12 +107,13 @@ class DebugCohort:
         memory = dict[str, Tensor]()
         if steps:
             with _name_place(f"{place}, start"):
-                s = algorithm.start(order, former, g0)
+                s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
             for step in range(steps):
                 with _name_place(f"{place}, local step {step + 1}"):
                     x, y = self.rows.pick(self.start[client] + self._draw(k, ids, step))
                     generators = [torch.Generator(w.device).manual_seed(draw_seed(self.seed, k, client, step))]
-                    g = self.problem.slope(w, x, y, statistics=running, generators=generators)
+                    own = make_local_loss(algorithm, order, s, labels)
+                    g = self.problem.slope(w, x, y, statistics=running, generators=generators, loss=own)
                     w, s = algorithm.step(order, s, w, g)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))

@@ -18,6 +18,7 @@ from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.random import clients_per_round, draw_epochs
 from fedveca.errors import UserError, explain_error, printable, show_value
@@ -126,6 +127,8 @@ def build(
         inputs=data.inputs,
     )
     problem, algorithm = remake(), _algorithm(e, method)
+    check_participation(e, algorithm, e.method)
+    check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"
         check_ids(problem, said, take_first(rows), of)
@@ -174,6 +177,15 @@ def choose_sample(x: Tensor | LazyRows, y: Tensor, classes: int, pixels: str, in
         return None
     some = take_first(x)
     return prepare(some, pixels), y[: len(some)]
+
+
+def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], name: str) -> None:
+    """UserError where a method needs all clients in every round, and the settings draw a part of them."""
+    if algorithm.needs_everyone and e.participation < 1:
+        raise UserError(
+            f"participation={e.participation} cannot go with method={name}, which converges to another point where "
+            "clients are absent; take participation=1"
+        )
 
 
 def check_statistics(e: Experiment, problem: Problem) -> None:

@@ -23,9 +23,10 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_adaptive, paper_methods
+from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
-from fedveca.runs.build import check_epochs
+from fedveca.runs.build import check_epochs, check_participation
 from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import LineTail, write_atomic
 from fedveca.runs.folder import Run, require_free
@@ -166,6 +167,8 @@ def compare(
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
     for method in methods:
         check_epochs(experiment.epochs, method)
+        algorithm = known_methods()[method].algorithm if isinstance(method, str) else method
+        check_participation(experiment, algorithm, folder_name(method))
     if experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
         _log.info(
             "epochs=%s sets the local steps of the methods with fixed steps; the total of %s is not theirs",

@@ -46,10 +46,17 @@ MethodName = Literal[
     "scaffold",
     "centralised",
     "corrected",
+    "fedacg",
     "fedadagrad",
     "fedadam",
     "fedavgm",
+    "feddyn",
+    "fedexp",
+    "fedlc",
     "fedyogi",
+    "mimelite",
+    "moon",
+    "scaffnew",
 ]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
@@ -155,7 +162,7 @@ def method_option(make: Callable[..., Any], name: str) -> Any:
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
-_optimisers = SettingGroup("optimisers")
+_optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
 
 
 @dataclass(frozen=True)
@@ -295,6 +302,14 @@ class Experiment:
     min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
     wire: Wire = _machines.rare("float32", "Flower: form of vectors on the wire", of=get_args(Wire))
     data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
+    dyn: float = method_option(_methods.rare, "dyn")
+    exp_eps: float = method_option(_methods.rare, "exp_eps")
+    acg_lambda: float = method_option(_methods.rare, "acg_lambda")
+    acg_beta: float = method_option(_methods.rare, "acg_beta")
+    mime_beta: float = method_option(_methods.rare, "mime_beta")
+    lc_tau: float = method_option(_methods.rare, "lc_tau")
+    moon_mu: float = method_option(_methods.rare, "moon_mu")
+    moon_temperature: float = method_option(_methods.rare, "moon_temperature")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -45,6 +45,7 @@ class Round(Evaluation, total=False):
     A: list[float | None]
     L: float | None
     premise: float | None
+    eta_g: float | None
     epsilon: float | None
     faults: list[Fault]
     warning: str
@@ -141,6 +142,7 @@ SCHEMA = {
         Quantity("A", "A = η β² δ", "per client", symbol="A", formula="η β² δ"),
         Quantity("L", "Smoothness L", symbol="L", formula="the largest L_k so far"),
         Quantity("premise", "Premise", formula="η τ_k L; Theorem 1 asks for at least 1"),
+        Quantity("eta_g", "Server's step η_g", symbol="η_g", formula="max(1, Σ p_i ‖Δ_i‖² / (2 (‖Σ p_i Δ_i‖² + ε)))"),
         Quantity("accepted", "Accepted", "flag", formula="1 where the model was accepted"),
         Quantity("train_loss", "Training loss", better="lower", formula="F(w_k) = Σ p_i F_i(w_k)", at="start"),
         Quantity("test_loss", "Test loss", better="lower"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedveca.algorithms.contract import LocalLoss, Named, Outputs
 from fedveca.errors import UserError
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
@@ -160,11 +161,12 @@ class ModuleProblem:
         *,
         statistics: Tensor | None = None,
         generators: Sequence[torch.Generator] | None = None,
+        loss: LocalLoss | None = None,
     ) -> Tensor:
         x = x if unit == 1 else x * unit
         if self.augment is not None:
             x = self._augment(self.augment, x, generators)
-        return self._gradients(w, x, y, None, statistics, generators, training=True)[1]
+        return self._gradients(w, x, y, None, statistics, generators, training=True, local=loss)[1]
 
     def _augment(self, change: Augmentation, x: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
         """Rows [n, B, ...] changed for one local step; each client's draws come before those of its model."""
@@ -196,13 +198,14 @@ class ModuleProblem:
         statistics: Tensor | None,
         generators: Sequence[torch.Generator] | None,
         training: bool,
+        local: LocalLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if self.compiled and w.is_cuda:
+        if self.compiled and w.is_cuda and local is None:
             program = self._compile(training, w.device)
             found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
             return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
         replica = self._replica(w.device)
-        if len(w) > FEW and self.mapped:
+        if len(w) > FEW and self.mapped and local is None:
             replica.set_mode(training)
             one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
             g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
@@ -216,6 +219,7 @@ class ModuleProblem:
                 None if statistics is None else statistics[i],
                 None if generators is None else generators[i],
                 training,
+                None if local is None else local.select(i),
             )
             for i in range(len(w))
         ]
@@ -285,6 +289,7 @@ class Replica:
         self.initial = torch.cat([v.reshape(-1) for v in self.running]) if self.running else None
         self.copied: list[tuple[Tensor, Tensor]] = []  # statistics whose place is not aligned, and their copy
         self.training: bool | None = None
+        self.head = find_head(self.module)
 
     def __call__(
         self,
@@ -295,17 +300,46 @@ class Replica:
         statistics: Tensor | None,
         generator: torch.Generator | None,
         training: bool,
+        local: LocalLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """F and grad F at one w [P]."""
+        """F and grad F at one w [P]; of a method's loss where it is given, for one client."""
+        others = self._find_others(local.models, x, statistics) if local else {}  # before w is loaded
         self.set_mode(training)
         self._load(w, statistics)
         with draw_from(generator) if generator is not None else nullcontext():
-            scores = self._forward(x)
+            out = self._find_outputs(x) if local else None
+            scores = self._forward(x) if out is None else out.scores
         self._return_statistics()
-        loss = _mean(per_row(self.network.loss(scores, y)), weight)
+        if local and out:
+            counts = nn.functional.pad(local.counts, (0, scores.shape[-1] - len(local.counts)))
+            loss = _mean(local.method(self._base, out, y, counts, others), weight)
+        else:
+            loss = _mean(self._base(scores, y), weight)
         return loss.detach(), self.network.flat(
             torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         )
+
+    def _base(self, scores: Tensor, y: Tensor) -> Tensor:
+        return per_row(self.network.loss(scores, y))
+
+    @torch.no_grad()
+    def _find_others(self, models: Named, x: Tensor, statistics: Tensor | None) -> dict[str, Outputs]:
+        """What other models give for the same rows, in evaluation mode."""
+        self.set_mode(False)
+        found = {}
+        for name, w in models.items():
+            self._load(w, statistics)
+            found[name] = self._find_outputs(x)
+        return found
+
+    def _find_outputs(self, x: Tensor) -> Outputs:
+        if self.head is None:
+            scores = self._forward(x)
+            return Outputs(scores, scores.flatten(1))
+        seen: list[Tensor] = []
+        with self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+            scores = self._forward(x)
+        return Outputs(scores, (seen[-1].float() if seen else scores).flatten(1))
 
     def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
         self.set_mode(False)
@@ -345,6 +379,13 @@ class Replica:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.network.precision == "bfloat16"):
             out = self.module(*args, **named)
         return to_scores(out).float()
+
+
+def find_head(module: nn.Module) -> nn.Linear | None:
+    """The last linear layer, whose input is a row's features; None where no other layer has parameters."""
+    layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    linear = [m for m in layers if isinstance(m, nn.Linear)]
+    return linear[-1] if linear and len(layers) > 1 else None
 
 
 def is_aligned(part: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.contract import LocalLoss
 from fedveca.tasks.losses import Better
 
 
@@ -58,10 +59,12 @@ class Problem(Protocol):
         *,
         statistics: Tensor | None = None,
         generators: Sequence[torch.Generator] | None = None,
+        loss: LocalLoss | None = None,
     ) -> Tensor:
         """grad F_i [n, P] alone, for a local step, on rows `unit` x, in training mode.
 
-        `statistics` [n, S] are updated in place. A random problem draws from the client's generator.
+        `statistics` [n, S] are updated in place. A random problem draws from the client's generator. With `loss` it is
+        the gradient of a method's loss, which only a problem with autograd takes.
         """
         ...
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.contract import LocalLoss
 from fedveca.tasks.losses import Better
 
 
@@ -50,6 +51,7 @@ class SquaredSvm:
         *,
         statistics: Tensor | None = None,
         generators: Sequence[torch.Generator] | None = None,
+        loss: LocalLoss | None = None,
     ) -> Tensor:
         x, s = x.flatten(2), self.targets(y)
         pull = self._slack(w, x, s, unit).mul_(s)

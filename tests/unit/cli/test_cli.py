@@ -17,7 +17,7 @@ import pytest
 import torch
 from recorded import require_number
 
-from fedveca.algorithms.registry import paper_methods
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import Run
@@ -331,7 +331,8 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
     titles = [find_look(method)[0] for method in paper_methods()]
     assert [row[0] for row in rows if row and row[0] in titles][:12] == 2 * titles  # results, and costs until targets
     paths = ["report: c/report.html", "figure: c/curves.svg", "table: c/table.json"]
-    assert first.out.splitlines()[-4:] == ["not shown: corrected (add with --methods all)", *paths]
+    others = ", ".join(name for name in methods() if name not in paper_methods())
+    assert first.out.splitlines()[-4:] == [f"not shown: {others} (add with --methods all)", *paths]
     assert "run 12 of 12: centralised seed 1  accuracy " in first.err
     assert {path.name for path in (here / "c").iterdir() if path.is_file()} == {
         "table.json",

@@ -17,7 +17,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import (
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedLC,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Moon,
+    Scaffnew,
+    Scaffold,
+)
 from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
 from fedveca.algorithms.contrib.fedadam import FedAdam
 from fedveca.algorithms.contrib.fedavgm import FedAvgM
@@ -308,6 +322,8 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
+OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
+OFF |= {"lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
 
 
 def test_methods_get_their_hyperparameters() -> None:
@@ -321,6 +337,13 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "fedacg": FedACG(lr=0.5, acg_lambda=0.75, acg_beta=0.25),
+        "feddyn": FedDyn(lr=0.5, dyn=0.25),
+        "fedexp": FedExP(lr=0.5, exp_eps=0.5),
+        "fedlc": FedLC(lr=0.5, lc_tau=0.5),
+        "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
+        "moon": Moon(lr=0.5, moon_mu=0.25, moon_temperature=0.75),
+        "scaffnew": Scaffnew(lr=0.5),
         "fedadagrad": FedAdagrad(lr=0.5),
         "fedadam": FedAdam(lr=0.5),
         "fedavgm": FedAvgM(lr=0.5),

@@ -24,6 +24,7 @@ from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -159,6 +160,8 @@ class LocalCohort:
         self.total_weight = float(self.weights.sum())
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
         self.start = shares.start  # [N + 1] first row of each client
+        check_loss(algorithm, problem, y)
+        self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
         fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
@@ -240,16 +243,17 @@ class LocalCohort:
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
         ids, start, size, tau = chunk.table
-        s = algorithm.start(order, former, g0)
+        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
         if self._lanes:
             index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
             before = () if running is None else (running,)
-            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, chunk.tau.tolist(), before, seeds)
+            steps = chunk.tau.tolist()
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, steps, before, counts, seeds)
             running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, algorithm, order, s, w, running, chunk)
+                w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
@@ -299,11 +303,19 @@ class LocalCohort:
         return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
-        self, k: int, algorithm: Algorithm, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
+        self,
+        k: int,
+        algorithm: Algorithm,
+        order: Order,
+        s: object,
+        w: Tensor,
+        running: Tensor | None,
+        counts: Tensor,
+        chunk: Chunk,
     ) -> tuple[Tensor, object]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
-        The statistics `running` [n, S] change in place.
+        The statistics `running` [n, S] change in place. The labels are counted in `counts` [n, C].
         """
         done, at, tau, draws = [], 0, chunk.tau.tolist(), self._draw_rows(k, chunk)
         for until in sorted(set(tau)):
@@ -315,7 +327,8 @@ class LocalCohort:
                 for x, y in self.rows.batches(index.transpose(0, 1)):
                     now = None if running is None else running[:n]
                     draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
-                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of)
+                    loss = make_local_loss(algorithm, order, s, counts[:n])
+                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of, loss=loss)
                     w, s = algorithm.step(order, s, w, g)
                     at += 1
         if not done:

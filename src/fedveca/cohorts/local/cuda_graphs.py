@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.rows import Feed
+from fedveca.cohorts.local_loss import make_local_loss
 from fedveca.tasks.problem import Problem
 
 Result = TypeVar("Result")
@@ -48,16 +49,19 @@ class Lanes:
         index: Tensor,
         tau: list[int],
         running: Running,
+        counts: Tensor,
         seeds: list[int] | None,
     ) -> tuple[Tensor, object, Running]:
         """w [n, P], s and the statistics [n, S] after each client's tau steps at rate lr from order.w.
 
-        The rows are index [n, tau, B]; `seeds` are the clients', where the model draws.
+        The rows are index [n, tau, B], their labels are counted in counts [n, C]; `seeds` are the
+        clients', where the model draws.
         """
 
         def work(lane: Lane, i: int) -> Turns[tuple[Tensor, object, Running]]:
-            mine, now = tree_map(lambda v: v[i : i + 1], (s, running))
-            return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, seeds[i] if seeds else None)
+            mine, now, labels = tree_map(lambda v: v[i : i + 1], (s, running, counts))
+            seed = seeds[i] if seeds else None
+            return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, labels, seed)
 
         done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
         return done
@@ -136,18 +140,18 @@ class Lane:
         self.probes: CapturedProbe | None = None
 
     def take_local_steps(
-        self, lr: float, order: Order, s: object, index: Tensor, running: Running, seed: int | None
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor, seed: int | None
     ) -> Turns[tuple[Tensor, object, Running]]:
         """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
 
         Each replay draws from where the last one ended, so every step of a client draws anew from its seed.
         """
         if self.steps is None or len(index) > self.steps.room:
-            self.steps = CapturedSteps(self.work, order, s, index, running)
+            self.steps = CapturedSteps(self.work, order, s, index, running, counts)
         for generator in self.generators:
             assert seed is not None
             generator.manual_seed(seed)
-        return (yield from self.steps.run(lr, order, s, index, running))
+        return (yield from self.steps.run(lr, order, s, index, running, counts))
 
     def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
@@ -163,12 +167,14 @@ class CapturedSteps:
     before has read them.
     """
 
-    def __init__(self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running) -> None:
+    def __init__(
+        self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
+    ) -> None:
         self.work, self.algorithm = work, work.algorithm
         self.lr = torch.full((), work.algorithm.lr, device=index.device)  # of the round
         if work.algorithm.is_scheduled:
             self.algorithm = work.algorithm.with_rate(self.lr)
-        self.order, self.s, self.running = tree_map(torch.clone, (order, s, running))
+        self.order, self.s, self.running, self.counts = tree_map(torch.clone, (order, s, running, counts))
         self.w = order.w.clone()[None]
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
         self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
@@ -177,10 +183,10 @@ class CapturedSteps:
         self.graph = work.capture(self._step)
 
     def run(
-        self, lr: float, order: Order, s: object, index: Tensor, running: Running
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
     ) -> Turns[tuple[Tensor, object, Running]]:
         self.lr.fill_(lr)
-        _copy((self.order, self.s, self.running), (order, s, running))
+        _copy((self.order, self.s, self.running, self.counts), (order, s, running, counts))
         self.w.copy_(order.w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
@@ -197,7 +203,8 @@ class CapturedSteps:
         _, problem, pick, _, _, generators = self.work
         x, y = self.fed or pick(self.index.index_select(0, self.at))
         now = self.running[0] if self.running else None
-        g = problem.slope(self.w, x, y, statistics=now, generators=generators or None)
+        loss = make_local_loss(self.algorithm, self.order, self.s, self.counts)
+        g = problem.slope(self.w, x, y, statistics=now, generators=generators or None, loss=loss)
         w, s = self.algorithm.step(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
