@@ -40,8 +40,8 @@ class FedDyn(Algorithm):
     def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
         return memory["h"]
 
-    def step(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return w - self.lr * (g - s + self.a * (w - order.w)), s
+    def direction(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return g - s + self.a * (w - order.w)
 
     def finish(self, order: Order, s: Tensor, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         moved = w - order.w

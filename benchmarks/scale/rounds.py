@@ -34,7 +34,7 @@ from fedveca.runs.folder import describe_environment
 from fedveca.runs.run import run
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares, partition
-from fedveca.tasks.problem import SquaredSvm
+from fedveca.tasks.svm import SquaredSvm
 
 BATCH = 20
 Ask = Callable[[int, Order, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Report]]  # a cohort

@@ -16,10 +16,17 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca import models as models
     from fedveca import testing as testing
     from fedveca.algorithms import Corrected as Corrected
+    from fedveca.algorithms import FedACG as FedACG
     from fedveca.algorithms import FedAvg as FedAvg
+    from fedveca.algorithms import FedDyn as FedDyn
+    from fedveca.algorithms import FedExP as FedExP
+    from fedveca.algorithms import FedLC as FedLC
     from fedveca.algorithms import FedNova as FedNova
     from fedveca.algorithms import FedProx as FedProx
     from fedveca.algorithms import FedVeca as FedVeca
+    from fedveca.algorithms import MimeLite as MimeLite
+    from fedveca.algorithms import Moon as Moon
+    from fedveca.algorithms import Scaffnew as Scaffnew
     from fedveca.algorithms import Scaffold as Scaffold
     from fedveca.algorithms.hyper import hyper as hyper
     from fedveca.algorithms.registry import method as method
@@ -52,7 +59,7 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.views.publish import report as report
 
 _PUBLIC = {  # by module, which is loaded when one of its names is first used
-    "algorithms": "Corrected FedAvg FedNova FedProx FedVeca Scaffold",
+    "algorithms": "Corrected FedACG FedAvg FedDyn FedExP FedLC FedNova FedProx FedVeca MimeLite Moon Scaffnew Scaffold",
     "algorithms.hyper": "hyper",
     "algorithms.registry": "method",
     "cohorts.local.cohort": "LocalCohort",

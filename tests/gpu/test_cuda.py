@@ -9,8 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import (
+    Algorithm,
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedLC,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Moon,
+    Scaffnew,
+    Scaffold,
+)
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.random import shuffle_rows
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.run import run
@@ -19,13 +35,25 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+RIVALS = [FedACG(0.002), FedDyn(0.002), FedExP(0.002), MimeLite(0.002), Scaffnew(0.002), FedLC(0.002), Moon(0.002)]
 METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
 
 
-@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.5,0.4,0.3:0.2,0.25,0.3"])
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_cuda_is_the_cpu(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_same(algorithm, name, pixels, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("algorithm", RIVALS, ids=lambda a: type(a).__name__)
+def test_cuda_is_the_cpu_for_rivals(algorithm: Algorithm, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those with a loss of their own, whose other models and counts are inputs of the captured step."""
+    check_same(algorithm, name, "unit", monkeypatch)
+
+
+def check_same(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(
         "fedveca.cohorts.local.cohort.use_tensor_cores", lambda device: nullcontext()
@@ -72,3 +100,9 @@ def test_lazy_rows_give_captured_steps_what_rows_on_the_device_give(
 def test_a_run_on_cuda() -> None:
     done = run(Experiment(model="cnn", rounds=3, batch=16), device="cuda")
     assert done.summary["rounds"] == 3
+
+
+def test_shuffled_epochs_are_those_of_the_cpu() -> None:
+    ids, sizes = torch.tensor([4, 9, 2]), torch.tensor([50, 7, 1000])
+    there = shuffle_rows(1, 2, ids.cuda(), sizes.cuda(), 40, 10, 3)
+    assert torch.equal(there.cpu(), shuffle_rows(1, 2, ids, sizes, 40, 10, 3))

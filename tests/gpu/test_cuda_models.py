@@ -18,8 +18,8 @@ from fedveca.runs.experiment import Experiment, NormStatistics
 from fedveca.runs.federate import RunningStatistics, federate
 from fedveca.runs.run import run
 from fedveca.tasks.models import model
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition
-from fedveca.tasks.problem import ModuleProblem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 E = Experiment(method="fedveca", data="digits", rounds=3, batch=16, lr=0.01, clients=5, tau_0=5, participation=0.6)
@@ -96,6 +96,41 @@ def test_every_replay_draws_anew() -> None:
     assert len(torch.unique(kept)) > 5  # the same mask in each step would leave 0 and 8
 
 
+def augmented(text: str, seed: int = 0, compiled: bool = False, steps: int = 6) -> Tensor:
+    """w after one round of local steps on augmented images, captured as a graph."""
+    x, y = images()
+    made = model("cnn", (3, 16, 16), 10, augment=text, compiled=compiled)
+    cohort = LocalCohort(
+        FedAvg(0.01), made, x, y, partition("case1", y, 10, 3), batch=20, seed=seed, pixels="unit", device="cuda"
+    )
+    state = FedAvg(0.01).init(made.init().cuda(), torch.tensor([steps, 2, 3]))
+    return list(federate(FedAvg(0.01), cohort, state, 1))[-1][0].w.cpu()
+
+
+@pytest.mark.parametrize("text", ["crop:4", "flip", "cutout:8", "crop:4,flip,cutout:8"])
+def test_augmentation_is_captured_and_follows_the_seed(text: str) -> None:
+    first, again, other = augmented(text), augmented(text), augmented(text, seed=1)
+    assert float((first - again).abs().max()) < 1e-5
+    assert float((first - other).abs().max()) > 1e-4
+    assert float((first - augmented("")).abs().max()) > 1e-4
+
+
+def test_a_fused_model_gets_the_same_augmented_rows() -> None:
+    eager, fused = (augmented("crop:4,flip,cutout:8", compiled=compiled) for compiled in (False, True))
+    assert float((eager - fused).abs().max()) < 1e-4
+
+
+def test_every_replay_augments_anew() -> None:
+    """Pixels 1 and -1, mirrored in half of the steps: a linear model's bias counts steps, its weights the surplus."""
+    x, y = torch.tensor([1.0, -1.0]).view(1, 1, 1, 2).repeat(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64)
+    made = model("logistic", (1, 1, 2), 2, augment="flip")
+    cohort = LocalCohort(FedAvg(1e-4), made, x, y, partition("case1", y, 2, 1), batch=1, device="cuda")
+    state = FedAvg(1e-4).init(torch.zeros(made.size).cuda(), torch.tensor([60]))
+    weight, bias = made.named(list(federate(FedAvg(1e-4), cohort, state, 1))[-1][0].w.cpu()).values()
+    assert float(bias.abs().max()) == pytest.approx(60 * 0.5e-4, rel=0.01)
+    assert float(weight.abs().max()) < 0.7 * 60 * 0.5e-4  # all steps alike would add up like the bias
+
+
 def images() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=generator)
@@ -117,7 +152,7 @@ def test_the_captured_probe_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(engine, "_LANE_BYTES", 0)
     here = train(FedVeca(0.002), "cpu")
     for rows in (10**6, 32):  # in one pass, and in several of which the last is padded
-        monkeypatch.setattr(engine, "_CUDA_PROBE_BYTES", rows * 16 * 10**5)
+        monkeypatch.setattr(engine, "_CUDA_PROBE_SHARE", rows * 16 * 10**5 / torch.cuda.mem_get_info()[0])
         there = train(FedVeca(0.002), "cuda")
         assert here[1] == there[1]
         assert float((here[0] - there[0]).abs().max()) < 1e-4

@@ -116,3 +116,8 @@ def adapt(module: nn.Module, *targets: str, head: str = "") -> nn.Module:
     wanted = LoraConfig(r=2, lora_dropout=0.1, target_modules=list(targets), modules_to_save=[head] if head else None)
     made: nn.Module = get_peft_model(module, wanted)  # type: ignore[arg-type]
     return made
+
+
+def jitter(x: Tensor) -> Tensor:
+    """A custom augmentation: brightness and noise."""
+    return x * (1 + 0.2 * torch.randn(len(x), 1, 1, 1, device=x.device)) + 0.05 * torch.rand_like(x)

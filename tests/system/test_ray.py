@@ -119,8 +119,8 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     [
         ("encoder", {"participation": 0.5}),
         ("resnet", {"norm_stats": "average"} | CALM),
-        ("resnet", {"norm_stats": "local", "participation": 0.5} | CALM),
-        ("resnet", {"norm_stats": "fixed"} | CALM),
+        ("resnet", {"norm_stats": "local", "participation": 0.5, "workers": 1} | CALM),
+        ("resnet", {"norm_stats": "fixed", "workers": 1} | CALM),
     ],
     ids=["dropout", "average", "local", "fixed"],
 )

@@ -9,8 +9,16 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.contract import Algorithm as Algorithm
     from fedveca.algorithms.contract import Named as Named
     from fedveca.algorithms.contract import Order as Order
+    from fedveca.algorithms.contract import Outputs as Outputs
     from fedveca.algorithms.contract import Report as Report
     from fedveca.algorithms.contrib.corrected import Corrected as Corrected
+    from fedveca.algorithms.contrib.fedacg import FedACG as FedACG
+    from fedveca.algorithms.contrib.feddyn import FedDyn as FedDyn
+    from fedveca.algorithms.contrib.fedexp import FedExP as FedExP
+    from fedveca.algorithms.contrib.fedlc import FedLC as FedLC
+    from fedveca.algorithms.contrib.mimelite import MimeLite as MimeLite
+    from fedveca.algorithms.contrib.moon import Moon as Moon
+    from fedveca.algorithms.contrib.scaffnew import Scaffnew as Scaffnew
     from fedveca.algorithms.fedavg import FedAvg as FedAvg
     from fedveca.algorithms.fednova import FedNova as FedNova
     from fedveca.algorithms.fedprox import FedProx as FedProx
@@ -20,13 +28,21 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
 _HOMES = {  # by name; loaded when it is first used, so that names and ranges are known without PyTorch
     "Algorithm": "contract",
     "Corrected": "contrib.corrected",
+    "FedACG": "contrib.fedacg",
     "FedAvg": "fedavg",
+    "FedDyn": "contrib.feddyn",
+    "FedExP": "contrib.fedexp",
+    "FedLC": "contrib.fedlc",
     "FedNova": "fednova",
     "FedProx": "fedprox",
     "FedVeca": "fedveca",
+    "MimeLite": "contrib.mimelite",
+    "Moon": "contrib.moon",
     "Named": "contract",
     "Order": "contract",
+    "Outputs": "contract",
     "Report": "contract",
+    "Scaffnew": "contrib.scaffnew",
     "Scaffold": "scaffold",
 }
 __all__ = sorted(_HOMES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypedDict, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +49,29 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
 
 
+class Outputs(NamedTuple):
+    """What a model gives for the rows of a mini-batch."""
+
+    scores: Tensor  # [B, ...]
+    features: Tensor  # [B, D]: what the model's last linear layer takes in; the scores where it is the only layer
+
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]  # scores [B, ...], y [B, ...] -> [B]
+MethodLoss = Callable[[RowLoss, Outputs, Tensor, Tensor, dict[str, Outputs]], Tensor]
+
+
+class LocalLoss(NamedTuple):
+    """A method's loss of n clients, and what it sees besides the model that steps and its rows."""
+
+    method: MethodLoss
+    counts: Tensor  # [n, C]
+    models: Named  # [n, P] each
+
+    def select(self, i: int) -> LocalLoss:
+        """Of one client: counts [C] and models [P]."""
+        return LocalLoss(self.method, self.counts[i], {name: v[i] for name, v in self.models.items()})
+
+
 class ServerState(NamedTuple):
     """The least that a server carries."""
 
@@ -75,11 +100,17 @@ class Algorithm(ABC, Generic[State, Carry]):
     The client's functions work along the last axis: a vector is [..., P], a number [..., 1], and what
     stands in front is one client or many at once. So they reduce with dim=-1, keepdim=True, and never
     branch on a tensor's value. A method defines `update` and `finish`; the rest is here, as plain
-    local SGD without memory.
+    local SGD without memory. A method changes its steps by `direction` and sees them in `track`: so it
+    works with every local optimiser (`Recipe`).
     """
 
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
+    needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
+    needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
+    has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
+    needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
+    server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
     def __post_init__(self) -> None:
@@ -88,6 +119,21 @@ class Algorithm(ABC, Generic[State, Carry]):
         for name, declared in hyperparameters(type(self)).items():
             value = declared.range.check(name, to_python(getattr(self, name)), type(declared.default))
             object.__setattr__(self, name, value)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the learning rate changes from round to round."""
+        return False
+
+    def at(self, k: int) -> Self:
+        """The method as round k has it: with the learning rate of that round."""
+        return self
+
+    def with_rate(self, lr: Tensor) -> Self:
+        """The method with a rate [] that is read anew at each step, for a captured CUDA graph."""
+        other = copy.copy(self)
+        object.__setattr__(other, "lr", lr)
+        return other
 
     # server
 
@@ -110,9 +156,46 @@ class Algorithm(ABC, Generic[State, Carry]):
     def start(self, order: Order, memory: Named, g0: Tensor) -> Carry:
         return cast(Carry, ())
 
+    def direction(self, order: Order, s: Carry, w: Tensor, g: Tensor) -> Tensor:
+        """Along which a local step goes from w, where the gradient on the mini-batch is g."""
+        return g
+
+    def track(self, order: Order, s: Carry, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> Carry:
+        """What a client carries on after the step to w along gradient g.
+
+        `mean` is that of the directions up to here, where the method needs it and the optimiser is not plain SGD: with
+        plain SGD it is (w_k - w) / (lr steps), and () is given.
+        """
+        return s
+
     def step(self, order: Order, s: Carry, w: Tensor, g: Tensor) -> tuple[Tensor, Carry]:
-        return torch.sub(w, g, alpha=self.lr), s  # (1)
+        w = descend(w, self.direction(order, s, w, g), self.lr)  # (1)
+        return w, self.track(order, s, w, g, ())
+
+    def models(self, order: Order, s: Carry) -> Named:
+        """[..., P] each: other models, of which `loss` sees the outputs on the same rows."""
+        return {}
+
+    def loss(self, base: RowLoss, out: Outputs, y: Tensor, counts: Tensor, others: dict[str, Outputs]) -> Tensor:
+        """[B]: what a local step minimises, of one client's mini-batch, where `has_loss` is true.
+
+        Args:
+            base: The loss of the problem.
+            out: Of the model that steps.
+            y: The labels or targets.
+            counts: [C] how many of the client's rows have each label, float32; they never leave the client.
+            others: Of the models that `models` names, in evaluation mode and without a gradient.
+        """
+        return base(out.scores, y)
 
     @abstractmethod
     def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        """Vectors for the mean, numbers for the server, memory for the client's next round."""
+        """Vectors for the mean, numbers for the server, memory for the client's next round.
+
+        A method that needs the mean of its directions takes it as one more argument, `mean`, as `track` has it.
+        """
+
+
+def descend(w: Tensor, d: Tensor, lr: float | Tensor) -> Tensor:
+    """w - lr d; in a captured CUDA graph the rate may be a tensor, which changes from round to round."""
+    return torch.addcmul(w, d, lr, value=-1) if isinstance(lr, Tensor) else torch.sub(w, d, alpha=lr)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.contract import NoCarry
+
 
 class Walk(NamedTuple):
     """What a client carries from step to step to estimate beta_i and delta_i."""
@@ -24,11 +26,15 @@ def start_walk(g0: Tensor) -> Walk:
     return Walk(g0, zero, zero, zero, zero)
 
 
-def extend_walk(s: Walk, g: Tensor, moved: Tensor, lr: float) -> Walk:
-    """After the step along gradient g, which leaves the client `moved` = w_k - w_(lambda + 1) away from the start."""
+def extend_walk(s: Walk, g: Tensor, moved: Tensor, lr: float, mean: Tensor | NoCarry = ()) -> Walk:
+    """After the step along gradient g, which leaves the client `moved` = w_k - w_(lambda + 1) away from the start.
+
+    With plain SGD the sum of the steps' directions is moved / lr; with another optimiser their `mean` is given.
+    """
     beta = torch.where(s.far > 0, norm(s.g0 - g) / s.far, 0.0)  # A2.15; lambda = 0 is 0/0
-    far = norm(moved)  # eta |sum of the steps' directions up to lambda|
-    spread = torch.where(s.lam > 0, (far / lr) ** 2 / (s.lam + 1), 0.0)  # A2.17
+    far = norm(moved)
+    total = norm(mean) * (s.lam + 1) if isinstance(mean, Tensor) else far / lr  # |sum of the steps' directions|
+    spread = torch.where(s.lam > 0, total**2 / (s.lam + 1), 0.0)  # A2.17
     return Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import NoCarry, Order
@@ -20,5 +19,5 @@ class FedProx(FedAvg):
 
     mu: float = hyper(0.1, "pull towards w_k", low=0)
 
-    def step(self, order: Order, s: NoCarry, w: Tensor, g: Tensor) -> tuple[Tensor, NoCarry]:
-        return torch.sub(w, g + self.mu * (w - order.w), alpha=self.lr), s
+    def direction(self, order: Order, s: NoCarry, w: Tensor, g: Tensor) -> Tensor:
+        return g + self.mu * (w - order.w)

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, control
 from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
 from fedveca.algorithms.registry import method
@@ -37,6 +37,7 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
     tau_max: int = TAU_MAX()
     distrust: float = DISTRUST()
     needs_gradient: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
     def init(self, w: Tensor, tau: Tensor) -> FedVecaState:
@@ -62,10 +63,11 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
     def start(self, order: Order, memory: Named, g0: Tensor) -> Walk:
         return start_walk(g0)
 
-    def step(self, order: Order, s: Walk, w: Tensor, g: Tensor) -> tuple[Tensor, Walk]:
-        w = torch.sub(w, g, alpha=self.lr)  # (1)
-        return w, extend_walk(s, g, order.w - w, self.lr)
+    def track(self, order: Order, s: Walk, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> Walk:
+        return extend_walk(s, g, order.w - w, self.lr, mean)
 
-    def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(
+        self, order: Order, s: Walk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)  # (6)
         return {"G": G, "grad": s.g0}, {"beta": s.beta, "spread": s.spread}, {}

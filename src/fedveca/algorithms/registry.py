@@ -130,10 +130,16 @@ def check_class(algorithm: object, said: str) -> None:
 
 
 def methods() -> dict[str, MethodEntry]:
-    """Every method by name: those of the paper in its order, then the package's others, then the user's."""
+    """Every method by name: those of the paper in its order, the package's others by name, then the user's."""
     import_methods()
     import_plugins()
-    return dict(sorted(_entries.items(), key=lambda item: (item[1].paper or math.inf, not _is_packaged(item[1]))))
+    return dict(sorted(_entries.items(), key=lambda item: _rank(item[1])))
+
+
+def _rank(entry: MethodEntry) -> tuple[float, bool, str]:
+    """Where it stands; the user's methods stay in the order in which they were registered."""
+    packaged = _is_packaged(entry)
+    return entry.paper or math.inf, not packaged, entry.name if packaged else ""
 
 
 def list_packaged_methods() -> list[MethodEntry]:
@@ -200,7 +206,7 @@ def concerns(setting: str, name: str) -> bool:
 def find_hyper(setting: str) -> tuple[Hyper, list[str]]:
     """What the package's methods declare of a setting of theirs, and the names of those methods."""
     import_methods()
-    entries = sorted(_entries.values(), key=lambda entry: entry.paper or math.inf)
+    entries = sorted(_entries.values(), key=_rank)
     owners = [entry for entry in entries if _is_packaged(entry)]
     owners = [entry for entry in owners if setting in hyperparameters(entry.algorithm)]
     return hyperparameters(owners[0].algorithm)[setting], [entry.name for entry in owners]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.registry import method
 
 
@@ -24,6 +24,7 @@ class Scaffold(Algorithm[ScaffoldState, Tensor]):
     """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""
 
     lr: float
+    needs_mean: ClassVar[bool] = True
 
     def init(self, w: Tensor, tau: Tensor) -> ScaffoldState:
         return ScaffoldState(w, tau, torch.zeros_like(w))
@@ -42,10 +43,13 @@ class Scaffold(Algorithm[ScaffoldState, Tensor]):
     def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
         return memory["c"]
 
-    def step(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sub(w, g - s + order.aux["c"], alpha=self.lr), s
+    def direction(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return g - s + order.aux["c"]
 
-    def finish(self, order: Order, s: Tensor, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(
+        self, order: Order, s: Tensor, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / self.lr
-        dc = G / tau - order.aux["c"]  # c_i+ - c_i, Option II
+        mean = mean if isinstance(mean, Tensor) else G / tau
+        dc = mean - order.aux["c"]  # c_i+ - c_i, Option II
         return {"G": G, "dc": dc}, {}, {"c": s + dc}

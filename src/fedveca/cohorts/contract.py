@@ -39,6 +39,7 @@ class CohortOptions(TypedDict):
     batch: int
     seed: NotRequired[int]
     probe: NotRequired[int]
+    sampling: NotRequired[str]
     want_loss: NotRequired[bool]
     want_loss_after: NotRequired[bool]
     pixels: NotRequired[str]

@@ -19,7 +19,8 @@ from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_m
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import use_one_thread
-from fedveca.cohorts.random import draw_rows, draw_seed
+from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
+from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
@@ -45,6 +46,7 @@ class DebugCohort:
         batch: int,
         seed: int = 0,
         probe: int = 1024,
+        sampling: str = "random",
         want_loss: bool = True,
         want_loss_after: bool = False,
         pixels: str = "as-is",
@@ -57,11 +59,14 @@ class DebugCohort:
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
+        self.sample = SAMPLINGS[sampling]
         self.aggregate, self.send, self.local_statistics = aggregate, send, local_statistics
         self.sizes, self.start = shares.sizes, shares.start
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
+        check_loss(algorithm, problem, y)
+        self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
@@ -87,7 +92,7 @@ class DebugCohort:
 
     def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
-        algorithm, ids, w = self.algorithm, torch.tensor([client]), order.w[None]
+        algorithm, ids, w = self.algorithm.at(k), torch.tensor([client]), order.w[None]
         needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
         loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
@@ -102,12 +107,13 @@ class DebugCohort:
         memory = dict[str, Tensor]()
         if steps:
             with _name_place(f"{place}, start"):
-                s = algorithm.start(order, former, g0)
+                s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
             for step in range(steps):
                 with _name_place(f"{place}, local step {step + 1}"):
                     x, y = self.rows.pick(self.start[client] + self._draw(k, ids, step))
                     generators = [torch.Generator(w.device).manual_seed(draw_seed(self.seed, k, client, step))]
-                    g = self.problem.slope(w, x, y, statistics=running, generators=generators)
+                    own = make_local_loss(algorithm, order, s, labels)
+                    g = self.problem.slope(w, x, y, statistics=running, generators=generators, loss=own)
                     w, s = algorithm.step(order, s, w, g)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
@@ -129,7 +135,7 @@ class DebugCohort:
 
     def _draw(self, k: int, ids: Tensor, step: int) -> Tensor:
         """[1, B]: which of the client's rows it takes at this step."""
-        return draw_rows(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.device)
+        return self.sample(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.device)
 
     def _probe(self, client: int, w: Tensor, running: Tensor | None) -> tuple[Tensor, Tensor]:
         """F_i [1] and grad F_i [1, P] at w [1, P] on `probe` rows of the client, evenly spaced."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ _STEP, _MIX1, _MIX2 = _to_signed(0x9E3779B97F4A7C15), _to_signed(0xBF58476D1CE4E
 
 
 _MODEL_PURPOSE = 64  # of the draws inside a model
+_SHUFFLE_PURPOSE = 65  # of the order of a client's rows
+_EPOCHS_PURPOSE = 66  # of a client's number of epochs
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -53,6 +56,38 @@ def draw_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: 
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
 
 
+def shuffle_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
+    """[n, steps, batch] int64: the same without replacement, as places in a sequence of shuffled epochs.
+
+    In an epoch each of a client's rows stands once, in an order that is a pure function of (seed, round, client,
+    epoch). A batch that reaches the end of an epoch takes its other rows from the next one. Only the epochs that these
+    steps reach are computed, those of all clients by two stable sorts.
+    """
+    device, start, stop = ids.device, first * batch, (first + steps) * batch
+    epoch = start // sizes  # [n] the first one of each client
+    length = (-(-stop // sizes) - epoch) * sizes  # [n] rows of its epochs
+    begin = length.cumsum(0) - length
+    owner = torch.arange(len(ids), device=device).repeat_interleave(length)  # of each of these rows, one after another
+    at, size = torch.arange(len(owner), device=device) - begin[owner], sizes[owner]
+    row = at % size
+    stream = _mix(_side_stream(_SHUFFLE_PURPOSE, seed, k, ids)[owner] + (epoch[owner] + at // size) * _STEP)
+    order = _mix(stream + (row + 1) * _STEP).argsort(stable=True)
+    order = order[(begin[owner] + at - row)[order].argsort(stable=True)]  # by epoch, and by the random bits in it
+    place = (begin + start - epoch * sizes)[:, None] + torch.arange(stop - start, device=device)
+    return row[order][place].view(len(ids), steps, batch)
+
+
+class RowSampling(Protocol):
+    """Which rows clients take at each local step; see `draw_rows`."""
+
+    def __call__(
+        self, seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0
+    ) -> Tensor: ...
+
+
+SAMPLINGS: dict[str, RowSampling] = {"random": draw_rows, "shuffle": shuffle_rows}
+
+
 def draw_seed(seed: int, k: int, client: int, step: int) -> int:
     """The seed of what a model draws inside a local step, in [0, 2^63): for dropout, another one at each step."""
     stream = _mix_integer(_mix_integer(_mix_integer(_mix_integer(seed * 2 + 1) + k) + client) + _MODEL_PURPOSE)
@@ -75,6 +110,11 @@ def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
 def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
     """[n] float64 in [0, 1): one number per client of the round; each purpose has its own draws."""
     return _to_unit(_side_stream(purpose, seed, k, ids))
+
+
+def draw_epochs(seed: int, k: int, ids: Tensor, low: int, high: int) -> Tensor:
+    """[n] int64, uniform from low to high: the epochs of each client of round k."""
+    return low + (draw_uniform(_EPOCHS_PURPOSE, seed, k, ids) * (high - low + 1)).long()
 
 
 def shuffle_clients(purpose: int, seed: int, clients: int) -> Tensor:

@@ -126,7 +126,7 @@ def check_deployable(e: Experiment) -> None:
     if is_pooled(e.method):
         others = ", ".join(deployable_methods())
         raise UserError(f"method={e.method} has no clients; the methods that can be deployed are {others}")
-    for name in ("method", "data", "model", "loss", "metric", "partition"):
+    for name in ("method", "data", "model", "loss", "metric", "partition", "augment"):
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))
             raise UserError(f"{name}={value} is a Python object; nodes need a name that they know")
@@ -157,6 +157,11 @@ def load_test_data(e: Experiment) -> Dataset:
     from fedveca.deploy.node_process import load_node_rows
     from fedveca.tasks.models import MODELS
 
+    if e.pixels == "channels":
+        raise UserError(
+            f"pixels=channels needs the means of the training rows, which a server with {TEST_DATA} does not have; "
+            "take unit or standardised"
+        )
     found = load_node_rows(name, TEST_DATA)
     if found.name:
         return dataclasses.replace(found, name=e.data, x=found.x[:0], y=found.y[:0], writer=None)

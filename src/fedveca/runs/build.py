@@ -18,17 +18,22 @@ from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
-from fedveca.cohorts.random import clients_per_round
+from fedveca.cohorts.random import clients_per_round, draw_epochs
 from fedveca.errors import UserError, explain_error, printable, show_value
-from fedveca.runs.experiment import Experiment, describe_task, find_default, is_path
+from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task, find_default, is_path
+from fedveca.runs.federate import StepRule
 from fedveca.runs.overrides import Partition, name_objects, try_method
+from fedveca.runs.recipes import apply_recipe
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction, RowForm
 from fedveca.runs.weights import pack_model, read_weights
 from fedveca.tasks import models
+from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets import dataset as datasets
-from fedveca.tasks.datasets.dataset import Dataset, Inputs, prepare
+from fedveca.tasks.datasets.dataset import CHANNELS, Dataset, Inputs, measure_channels, prepare
 from fedveca.tasks.datasets.lazy import LazyRows, take_first
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
@@ -54,6 +59,7 @@ class Built(NamedTuple):
     account: Account | None = None  # of differential privacy
     statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
     init_sha256: str = ""  # of the file that init names
+    steps: StepRule | None = None  # of each round, where they are drawn anew
 
     def __repr__(self) -> str:
         """One line: what is to run, and how large it is."""
@@ -77,6 +83,7 @@ def build(
     metric: Metric | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
+    augment: Augmentation | None = None,
     cohort: Cohort | None = None,
 ) -> Built:
     """Data, partition, problem, method and cohort; ValueError with one sentence where they do not fit.
@@ -87,7 +94,8 @@ def build(
         torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UserError(f"device={show_value(device)} is not known; it is 'cpu' or 'cuda'") from error
-    e = name_objects(experiment, data=data, model=model, loss=loss, metric=metric, partition=partition, method=method)
+    given = {"data": data, "model": model, "loss": loss, "metric": metric, "partition": partition}
+    e = name_objects(experiment, **given, method=method, augment=augment)
     if cohort is None:
         if data is None:
             check_rows(e)
@@ -107,9 +115,20 @@ def build(
         sample = prepare(some, data.pixels), data.y_test[: len(some)]
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
-        make_problem, e, shape, data.classes, model=model, loss=loss, metric=metric, sample=sample, inputs=data.inputs
+        make_problem,
+        e,
+        shape,
+        data.classes,
+        model=model,
+        loss=loss,
+        metric=metric,
+        augment=augment,
+        sample=sample,
+        inputs=data.inputs,
     )
     problem, algorithm = remake(), _algorithm(e, method)
+    check_participation(e, algorithm, e.method)
+    check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"
         check_ids(problem, said, take_first(rows), of)
@@ -118,10 +137,11 @@ def build(
     w, running, found = make_start(e, problem)
     state = algorithm.init(w.to(device), initial_steps(e, shares.sizes))
     running = running.to(device)
+    steps = make_step_rule(e, shares.sizes)
     check_statistics(e, problem)
     check_memory(e, algorithm, state, problem.statistics)
     if cohort is not None:
-        return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found)
+        return Built(data, shares, problem, algorithm, cohort, state, e, None, running, found, steps)
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
@@ -138,7 +158,7 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found, steps)
 
 
 def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
@@ -157,6 +177,15 @@ def choose_sample(x: Tensor | LazyRows, y: Tensor, classes: int, pixels: str, in
         return None
     some = take_first(x)
     return prepare(some, pixels), y[: len(some)]
+
+
+def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], name: str) -> None:
+    """UserError where a method needs all clients in every round, and the settings draw a part of them."""
+    if algorithm.needs_everyone and e.participation < 1:
+        raise UserError(
+            f"participation={e.participation} cannot go with method={name}, which converges to another point where "
+            "clients are absent; take participation=1"
+        )
 
 
 def check_statistics(e: Experiment, problem: Problem) -> None:
@@ -194,7 +223,8 @@ def cohort_options(e: Experiment) -> CohortOptions:
     return {
         "batch": e.batch,
         "seed": e.seed,
-        "probe": e.probe,
+        "probe": count_probe_rows(e),
+        "sampling": e.sampling,
         "want_loss": e.keep != "last",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
@@ -211,13 +241,14 @@ def make_problem(
     model: Model | None = None,
     loss: Rows | None = None,
     metric: Metric | None = None,
+    augment: Augmentation | None = None,
     sample: Sample | None = None,
     inputs: Inputs = (),
 ) -> Problem:
     """The problem of an experiment on rows of `shape`, the same in a simulation, on a server and on its nodes.
 
-    A custom `model`, `loss` or `metric` replaces what the settings name; `sample` is prepared rows and their targets
-    to try them on.
+    A custom `model`, `loss`, `metric` or `augment` replaces what the settings name; `sample` is prepared rows and their
+    targets to try them on.
     """
     return models.model(
         e.model,
@@ -237,6 +268,7 @@ def make_problem(
         norm_stats=e.norm_stats,
         compiled=e.compile == "on",
         inputs=inputs,
+        augment=e.augment if augment is None else augment,
     )
 
 
@@ -259,9 +291,12 @@ def load_data(
     """The data set and which client owns which of its rows."""
     if data is None:
         data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
-    if e.pixels in ("unit", "standardised") and e.pixels != data.pixels and data.x.dim() != 4:
+    if e.pixels in ("unit", "standardised", CHANNELS) and e.pixels != data.pixels and data.x.dim() != 4:
         raise UserError(f"pixels={e.pixels} needs images; rows of {e.data} have the shape {list(data.x.shape[1:])}")
-    if e.pixels != "auto":
+    if e.pixels == CHANNELS:
+        moments = data.channels or measure_channels(data.x)
+        data = dataclasses.replace(data, pixels=moments.describe())
+    elif e.pixels != "auto":
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
@@ -307,7 +342,7 @@ def _deal_rows(e: Experiment, data: Dataset, custom: Partition | None, alone: bo
 
 
 def _algorithm(e: Experiment, custom: Algorithm | None) -> Algorithm:
-    return make_method(e) if custom is None else custom
+    return make_method(e) if custom is None else apply_recipe(e, custom)
 
 
 def _on_ray(
@@ -341,19 +376,29 @@ def _on_ray(
 
 
 def make_method(e: Experiment) -> Algorithm:
-    """The method that the settings name; each of its fields that is a setting takes its value from them."""
+    """The method that the settings name, under their recipe; each of its fields that is a setting has that value."""
     trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim  # what a method may distrust is what is cut off
     settings = dataclasses.asdict(e) | {"distrust": trim}
     algorithm = methods()[e.method].algorithm
     fields = [field.name for field in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
-    return algorithm(**{name: settings[name] for name in fields if name in settings})
+    return apply_recipe(e, algorithm(**{name: settings[name] for name in fields if name in settings}))
 
 
 def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
-    """[N] tau_(0,i): the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, else tau_0.
+    """[N] tau_(0,i): max(1, ceil(E D_i / B)) where epochs are given, with the most of them where they are random.
 
-    Where only a share of the clients takes part in a round, each takes so many more.
+    Else it is the paper's fair share floor(tau_all / K * D_i / D) where tau_all is given, or tau_0. Where only a share
+    of the clients takes part in a round, each takes so many more of tau_all.
     """
+    if epochs := parse_epochs(e.epochs):
+        check_epochs(e.epochs, e.method)
+        tau = [epochs.count_steps(size, e.batch) for size in sizes.tolist()]
+        if max(tau) > MOST_STEPS:
+            raise UserError(
+                f"epochs={e.epochs} gives a client {max(tau)} local steps per round; at most {MOST_STEPS}: "
+                "take fewer epochs, or a larger batch"
+            )
+        return torch.tensor(tau)
     if is_adaptive(e.method) or not e.tau_all:
         return torch.full_like(sizes, e.tau_0)
     rows = e.rounds * int(sizes.sum()) * clients_per_round(len(sizes), e.participation)
@@ -365,3 +410,27 @@ def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:
             f"take more rounds, or tau_all of {most} or less"
         )
     return torch.tensor(tau)
+
+
+def check_epochs(text: str, method: object) -> None:
+    """UserError where a method that chooses its own local steps is given random ones."""
+    epochs = parse_epochs(text)
+    if epochs and epochs.random and is_adaptive(method):
+        raise UserError(
+            f"epochs={text} cannot go with method={method}, which chooses its local steps itself; "
+            "name one number of epochs, for its start"
+        )
+
+
+def make_step_rule(e: Experiment, sizes: Tensor) -> StepRule | None:
+    """The local steps of each round where epochs are random: max(1, ceil(E D_i / B)), E drawn anew; else None."""
+    epochs = parse_epochs(e.epochs)
+    if epochs is None or not epochs.random:
+        return None
+    low, high = int(epochs.low), int(epochs.high)
+
+    def count(k: int, ids: Tensor) -> Tensor:
+        rows = draw_epochs(e.seed, k, ids, low, high) * sizes[ids]
+        return (-(-rows // e.batch)).clamp(min=1)
+
+    return count

@@ -235,11 +235,12 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
 def _bound_steps(built: Built) -> tuple[int, int]:
     """The fewest and most local steps that a client of this run can have in its next round."""
     e = built.experiment
+    first = int(built.state.tau.max())
     if e.method.startswith(CUSTOM):
         return 0, LARGEST  # for a custom method to decide
     if is_adaptive(e.method):
-        return 1, max(e.tau_0, e.tau_max, TAU_MIN) if concerns("tau_max", e.method) else LARGEST
-    return 1, LARGEST if e.tau_all else e.tau_0  # with tau_all, all of them are compared with the run's own
+        return 1, max(first, e.tau_max, TAU_MIN) if concerns("tau_max", e.method) else LARGEST
+    return 1, LARGEST if e.tau_all else first  # with tau_all, all of them are compared with the run's own
 
 
 def _describe(v: Tensor) -> tuple[torch.dtype, torch.Size]:

@@ -23,8 +23,10 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_adaptive, paper_methods
+from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
+from fedveca.runs.build import check_epochs, check_participation
 from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import LineTail, write_atomic
 from fedveca.runs.folder import Run, require_free
@@ -107,7 +109,7 @@ class Chain(NamedTuple):
                 else:
                     with discard_unbegun(folder):
                         done = run(e, folder, device=self.device, observers=observers, stop=stop, **mine)
-            if is_adaptive(method) and not runs:
+            if is_adaptive(method) and not runs and not e.epochs:
                 tau_all = find_budget(done)
                 if done.diverged:
                     _log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
@@ -136,12 +138,13 @@ def compare(
         seeds: How many seeds.
         out: The folder of all runs.
         methods: Names, or objects with the contract of `fedveca.algorithms.contract.Algorithm`. Where the first one
-            chooses its own numbers of local steps, the others get the total of them.
+            chooses its own numbers of local steps, the others get the total of them, unless `epochs` is set: then
+            each method with fixed steps takes the steps that `epochs` gives.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         workers: Seeds that run in processes side by side; observers then see only the end of each run, unless they
             are a `ComparisonObserver`.
         observers: Objects that see each round as it ends.
-        **custom: `data`, `model`, `loss`, `metric` and `partition` as objects: see `CustomObjects`.
+        **custom: `data`, `model`, `loss`, `metric`, `partition` and `augment` as objects: see `CustomObjects`.
 
     Returns:
         The runs, seed by seed.
@@ -162,6 +165,16 @@ def compare(
         raise UserError(f"workers={workers}: custom objects are compared in this process, workers=1")
     if len({folder_name(m) for m in methods}) < len(methods):
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
+    for method in methods:
+        check_epochs(experiment.epochs, method)
+        algorithm = known_methods()[method].algorithm if isinstance(method, str) else method
+        check_participation(experiment, algorithm, folder_name(method))
+    if experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
+        _log.info(
+            "epochs=%s sets the local steps of the methods with fixed steps; the total of %s is not theirs",
+            experiment.epochs,
+            methods[0],
+        )
     chains = [
         Chain(replace(experiment, seed=seed), methods, out, device)
         for seed in range(experiment.seed, experiment.seed + seeds)

@@ -19,10 +19,13 @@ from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
+FEWEST_PROBED, MOST_PROBED = 32, 1024  # rows of probe=auto
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 _NAMES = load_catalog()  # of data sets, models and so on
@@ -35,9 +38,28 @@ SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
 # What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
-MethodName = Literal["fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised", "corrected"]
+MethodName = Literal[
+    "fedveca",
+    "fedavg",
+    "fedprox",
+    "fednova",
+    "scaffold",
+    "centralised",
+    "corrected",
+    "fedacg",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
+    "feddyn",
+    "fedexp",
+    "fedlc",
+    "fedyogi",
+    "mimelite",
+    "moon",
+    "scaffnew",
+]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
-ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
+ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
 PartitionName = Literal[
@@ -57,13 +79,20 @@ PartitionName = Literal[
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
-Pixels = Literal["auto", "as-is", "unit", "standardised"]
+Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
+Sampling = Literal["random", "shuffle"]
 Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
 NormStatistics = Literal["average", "local", "fixed"]
-Compile = Literal["off", "on"]
 Wire = Literal["float32", "float16", "bfloat16"]
+LocalOptimizerName = Literal["sgd", "adam", "adamw"]
+ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagrad"]
+ScheduleName = Literal["constant", "cosine", "step"]
+OptimizerState = Literal["reset", "keep"]
+OnOff = Literal["off", "on"]
+MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
+Auto = Literal["auto"]
 _INITS = get_args(Init)
 
 
@@ -96,16 +125,19 @@ def option(
     high: float = math.inf,
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
+    words: tuple[str, ...] = (),
+    forms: Iterable[str] = (),
     custom: bool = False,
     group: str,
     rare: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
 
+    `words` are allowed next to numbers; `forms` says what a text looks like that is read by a function of its own.
     `group` is the subject under which a list shows it; a list folds what is `rare`.
     """
-    allowed = Range(low, high, open_ends)
-    metadata = {"text": text, "of": of, "some": some, "range": allowed, "custom": custom, "group": group, "rare": rare}
+    more = {"some": some, "words": words, "forms": tuple(forms), "range": Range(low, high, open_ends)}
+    metadata = {"text": text, "of": of, **more, "custom": custom, "group": group, "rare": rare}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -130,6 +162,7 @@ def method_option(make: Callable[..., Any], name: str) -> Any:
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
+_optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
 
 
 @dataclass(frozen=True)
@@ -155,7 +188,37 @@ class Experiment:
     rounds: int = _training(TaskDefault("data", "rounds"), "communication rounds K", low=1)
     batch: int = _training(TaskDefault("data", "batch"), "mini-batch size B", low=1)
     lr: float = _training(TaskDefault("model", "lr"), "learning rate eta", low=LR.low, open_ends=LR.open_ends)
+    sampling: Sampling = _training.rare(
+        "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
+    )
+    augment: str = _training(
+        "", "random changes of the images of local steps: crop, flip, cutout", forms=AUGMENT_FORMS.values(), custom=True
+    )
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
+    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
+    momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
+    weight_decay: float = _optimisers(0.0, "weight decay of the local steps", low=0)
+    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=get_args(ScheduleName))
+    lr_warmup: int = _optimisers(0, "rounds over which the learning rate rises to lr", low=0)
+    server_optimizer: ServerOptimizerName = _optimisers(
+        "auto", "what the server makes of the method's step (auto: the method's)", of=get_args(ServerOptimizerName)
+    )
+    server_lr: float = _optimisers(0.0, "the server's learning rate (0: the method's, 1 for most)", low=0)
+    nesterov: OnOff = _optimisers.rare("off", "sgd: Nesterov's momentum", of=get_args(OnOff))
+    clip_norm: float = _optimisers.rare(0.0, "the largest norm of a mini-batch's gradient (0: any)", low=0)
+    proximal: float = _optimisers.rare(0.0, "pull of each local step towards w_k, with any method", low=0)
+    optimizer_state: OptimizerState = _optimisers.rare(
+        "reset", "whether a client's momentum and moments start anew in each round", of=get_args(OptimizerState)
+    )
+    beta1: float = _optimisers.rare(0.9, "adam, adamw: share of the former gradients", low=0, high=MOST_BETA)
+    beta2: float = _optimisers.rare(0.999, "adam, adamw: share of the former squares", low=0, high=MOST_BETA)
+    adam_eps: float = _optimisers.rare(1e-8, "adam, adamw: epsilon", low=0, open_ends="low")
+    lr_final: float = _optimisers.rare(0.0, "cosine: where it ends, as a share of lr", low=0, high=1)
+    lr_every: int = _optimisers.rare(30, "step: rounds between two steps", low=1)
+    lr_decay: float = _optimisers.rare(0.1, "step: what the rate is multiplied by", low=0, high=1, open_ends="low")
+    server_momentum: float = _optimisers.rare(0.9, "server: share of the former steps", low=0, high=MOST_BETA)
+    server_beta2: float = _optimisers.rare(0.99, "server: share of the former squares", low=0, high=MOST_BETA)
+    server_eps: float = _optimisers.rare(1e-3, "server: adam's, yogi's, adagrad's epsilon", low=0, open_ends="low")
     alpha: float = method_option(_steps, "alpha")
     tau_0: int = _steps(10, "local steps before they are adapted; every round's where they are not", low=1, high=10**5)
     tau_max: int = method_option(_steps, "tau_max")
@@ -164,7 +227,17 @@ class Experiment:
     tau_all: int = _steps.rare(
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
     )
-    probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
+    epochs: str = _steps(
+        "",
+        "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round",
+        forms=("NUMBER", "LOW..HIGH"),
+    )
+    probe: int | Auto = _steps.rare(
+        "auto",
+        "rows of each client for F_i(w_k) and its gradient (auto: a fifth of those of tau_0 steps; 0: all)",
+        low=0,
+        words=get_args(Auto),
+    )
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
     mu: float = method_option(_steps, "mu")
     concentration: float = _clients(
@@ -188,8 +261,8 @@ class Experiment:
     )
     pixels: Pixels = _task.rare("auto", "how rows become inputs", of=get_args(Pixels))
     precision: Precision = _task.rare("float32", "arithmetic of the layers, except for svm", of=get_args(Precision))
-    compile: Compile = _machines.rare(
-        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(Compile)
+    compile: OnOff = _machines.rare(
+        "off", "on a CUDA device, fuse the model's operations: faster steps after half a minute", of=get_args(OnOff)
     )
     norm_stats: NormStatistics = _training.rare(
         "average",
@@ -229,6 +302,14 @@ class Experiment:
     min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
     wire: Wire = _machines.rare("float32", "Flower: form of vectors on the wire", of=get_args(Wire))
     data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
+    dyn: float = method_option(_methods.rare, "dyn")
+    exp_eps: float = method_option(_methods.rare, "exp_eps")
+    acg_lambda: float = method_option(_methods.rare, "acg_lambda")
+    acg_beta: float = method_option(_methods.rare, "acg_beta")
+    mime_beta: float = method_option(_methods.rare, "mime_beta")
+    lc_tau: float = method_option(_methods.rare, "lc_tau")
+    moon_mu: float = method_option(_methods.rare, "moon_mu")
+    moon_temperature: float = method_option(_methods.rare, "moon_temperature")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -246,12 +327,36 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        self._check_optimisers()
+        if not self.augment.startswith(CUSTOM):
+            parse_augment(self.augment)
+        epochs = parse_epochs(self.epochs)
+        if epochs and self.tau_all:
+            raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
+        if epochs and epochs.random and self.dp_noise:
+            raise UserError(
+                f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
+            )
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
             raise UserError(
                 f"aggregate={self.aggregate} cannot go with dp_noise: the noise is measured for aggregate=mean"
             )
+
+    def _check_optimisers(self) -> None:
+        adaptive = self.optimizer != "sgd"
+        if adaptive and (self.momentum or self.nesterov == "on"):
+            name = f"momentum={self.momentum}" if self.momentum else "nesterov=on"
+            raise UserError(f"{name} is of optimizer=sgd; optimizer={self.optimizer} has beta1 in its place")
+        if self.nesterov == "on" and not self.momentum:
+            raise UserError("nesterov=on needs a momentum above 0, such as momentum=0.9")
+        if self.optimizer_state == "keep" and not (self.momentum or adaptive):
+            raise UserError(
+                "optimizer_state=keep needs something to keep: momentum above 0, or optimizer=adam or adamw"
+            )
+        if self.lr_warmup and self.lr_warmup >= self.rounds:
+            raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:
@@ -302,7 +407,8 @@ def is_path(init: str) -> bool:
 
 
 TYPES: dict[str, type] = {
-    name: hint if isinstance(hint, type) else str for name, hint in get_type_hints(Experiment).items()
+    name: hint if isinstance(hint, type) else int if int in get_args(hint) else str
+    for name, hint in get_type_hints(Experiment).items()
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
@@ -311,6 +417,7 @@ FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a 
     "rounds": 100,
     "batch": 100,
     "lr": 0.01,
+    "probe": 1024,
 }
 _init = Experiment.__init__
 
@@ -441,22 +548,30 @@ def range_of(field: SettingField) -> str:
         return " | ".join(names)
     if some := field.metadata["some"]:
         return f"some of {', '.join(some)}"
-    return "text" if TYPES[field.name] is str else str(field.metadata["range"])
+    if forms := field.metadata["forms"]:
+        return " | ".join(forms)
+    if TYPES[field.name] is str:
+        return "text"
+    return " or ".join((*field.metadata["words"], str(field.metadata["range"])))
 
 
 def _typed(key: str, value: str) -> Any:
-    kind = TYPES[key]
+    kind, words = TYPES[key], FIELDS[key].metadata["words"]
+    if value in words:
+        return value
     try:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise UserError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        hint = suggest(value, words)
+        raise UserError(f"{key}={printable(value)} is not {word}{hint}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: SettingField, value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
     if kind is not str:
-        return m["range"].check(field.name, value, kind)
+        is_word = type(value) is str and value in m["words"]
+        return value if is_word else m["range"].check(field.name, value, kind, range_of(field))
     if type(value) is not str:
         raise UserError(f"{field.name}={show_value(value, 120)} is not str; allowed: {range_of(field)}")
     if field.name != "data_dir" and any(unicodedata.category(c) in LINES for c in value):
@@ -487,6 +602,16 @@ def find_default(key: str, e: Experiment) -> object:
     """A setting's default, which may depend on the experiment's data set or model."""
     default = FIELDS[key].default
     return default.find(getattr(e, default.by)) if isinstance(default, TaskDefault) else default
+
+
+def count_probe_rows(e: Experiment) -> int:
+    """The most rows of a client on which it computes F_i(w_k) and its gradient; 0 is all of them.
+
+    `auto` is a fifth of the rows of tau_0 local steps, within bounds. It depends on settings alone: every engine, every
+    node and a resumed run have the same number, and a client has the same rows in every round. FedVeca's clients take
+    fewer steps than tau_0 on average, so that a fifth of those is up to a third of the steps that they take.
+    """
+    return max(FEWEST_PROBED, min(MOST_PROBED, e.tau_0 * e.batch // 5)) if e.probe == "auto" else e.probe
 
 
 def name_experiment(e: Experiment, name: str = "digits-case3") -> str:

@@ -17,6 +17,8 @@ from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run
 from fedveca.runs.rebuild import RebuiltModel
 
+NOTE = "pixels"  # under which an ONNX or TorchScript file says how rows are prepared
+
 
 def export_run(run: Run, form: str, out: Path) -> int:
     """Writes a run's kept model.
@@ -56,7 +58,7 @@ def _make_torchscript(run: Run) -> bytes:
         warnings.simplefilter("ignore")  # of what a trace cannot follow: shapes, which are the same
         try:
             traced = torch.jit.trace(model.module(), model.sample())  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, buffer)
+            torch.jit.save(traced, buffer, _extra_files={NOTE: model.form["pixels"]})
         except Exception as error:
             raise UserError(f"model={model.experiment.model} cannot be traced: {explain_error(error)}") from error
     return buffer.getvalue()
@@ -89,7 +91,10 @@ def _make_onnx(run: Run) -> bytes:
     finally:
         quiet.setLevel(level)
     assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
+    proto = program.model_proto
+    note = proto.metadata_props.add()
+    note.key, note.value = NOTE, model.form["pixels"]
+    content: bytes = proto.SerializeToString()
     return content
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 RecentNorms = deque[tuple[int, Norms]]  # of the last rounds, each with its number
+StepRule = Callable[[int, Tensor], Tensor]  # (round, ids [n]) -> the local steps of these clients, [n] int64
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
@@ -61,6 +62,7 @@ def federate(
     rollback: Rollback | None = None,
     statistics: RunningStatistics | None = None,
     recent: RecentNorms | None = None,
+    steps: StepRule | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -77,6 +79,7 @@ def federate(
         rollback: Where given, a round that raises the estimated loss is undone.
         statistics: The model's running statistics, where it has any; they change from round to round.
         recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
+        steps: Where given, it decides the local steps of a round in place of the state's tau; a pure function.
 
     Yields:
         The state after each round, and the round's record.
@@ -86,24 +89,26 @@ def federate(
     """
     recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
-        start = time.perf_counter()
+        start, method = time.perf_counter(), algorithm.at(k)
         ids = choose_clients(cohort, k, participation, seed)
-        order = compose_order(algorithm, state, statistics)
-        answered, report = cohort(k, order, ids, state.tau[ids])
+        order = compose_order(method, state, statistics)
+        tau = state.tau if steps is None else state.tau.index_copy(0, ids, steps(k, ids))  # [N]
+        answered, report = cohort(k, order, ids, tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
+        seen |= {"lr": method.lr} if method.is_scheduled else {}
         seen |= {"faults": list(report.faults)} if report.faults else {}
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
-            seen |= {"tau": state.tau[answered], "tau_k": 0.0, "accepted": False}
+            seen |= {"tau": tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
             raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {advise(recent)}")
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             mean, change = split_statistics(report.mean)
-            after, recorded = algorithm.update(state, answered, p, report._replace(mean=mean))
+            after, recorded = method.update(state, answered, p, report._replace(mean=mean))
             if not bool(torch.isfinite(after.w).all()):
                 raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
-            seen |= {"tau": state.tau[answered], "tau_k": p @ state.tau[answered].double()} | recorded
+            seen |= {"tau": tau[answered], "tau_k": p @ tau[answered].double()} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
             if rollback:
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5

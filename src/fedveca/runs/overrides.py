@@ -19,6 +19,7 @@ from fedveca.errors import UserError, explain_error, show_value
 from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
 from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
+from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
 from fedveca.tasks.losses import Rows
@@ -41,6 +42,7 @@ class CustomObjects(TypedDict, total=False):
         metric: A function of (scores, y): one number per row, or one for all rows; its name is in the record.
         partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
         method: An object of a subclass of fedveca.algorithms.Algorithm.
+        augment: A function of a batch x [B, ...] that gives x, changed at random; it draws with torch's functions.
     """
 
     data: Dataset | None
@@ -49,6 +51,7 @@ class CustomObjects(TypedDict, total=False):
     metric: Metric | None
     partition: Partition | None
     method: Algorithm | None
+    augment: Augmentation | None
 
 
 MOST_SEEDS, MOST_WORKERS = 10_000, 1024
@@ -196,6 +199,11 @@ def name_of(key: str, thing: Any) -> str:
         raise UserError(
             f"{key}={thing!r} is a name, which goes into the settings: Experiment({key}=...), "
             f"{range_of(FIELDS[key])}; here it is a function of (scores, y)"
+        )
+    if key == "augment" and isinstance(thing, str):
+        raise UserError(
+            f"augment={thing!r} is text, which goes into the settings: Experiment(augment=...); "
+            "here it is a function of a batch x [B, ...]"
         )
     if key == "method":
         if isinstance(thing, type):

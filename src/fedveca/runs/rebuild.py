@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,11 @@ from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import Json, RowForm
 from fedveca.runs.weights import pack_model
-from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.dataset import Dataset, is_preparation, prepare
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.names import CUSTOM
-from fedveca.tasks.problem import ModuleProblem, Problem
+from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import ROWS
 
 PASS_ROWS = 1000  # rows of a pass
@@ -64,9 +65,9 @@ class RebuiltModel:
             raise UserError(f"{where} has no model yet: the run has not ended")
         self.experiment, self.form = e, _find_form(run, where)
         shape, classes = tuple(self.form["shape"]), self.form["classes"]
-        # the loss and the metric do not change scores; custom ones are not at hand
+        # loss, metric and augmentation do not change scores; custom ones are not at hand
         loss, metric = ("auto" if name.startswith(CUSTOM) else name for name in (e.loss, e.metric))
-        plain = replace(e, loss=loss, metric=metric)
+        plain = replace(e, loss=loss, metric=metric, augment="")
         self.problem: Problem = make_problem(plain, shape, classes, sample=_make_sample(self.form))
         self.w, self.running = pack_model(self.problem, run.model, f"the model of {where}")
 
@@ -154,7 +155,7 @@ def _check_form(stated: Json) -> RowForm:
         raise ValueError("rows has no shapes")
     if type(classes) is not int or not 0 <= classes < 2**20 or type(tokens) is not bool:
         raise ValueError("rows has no classes")
-    if pixels not in ("as-is", "unit", "standardised"):
+    if not is_preparation(pixels, cast(list[int], shape)):
         raise ValueError("rows has no pixels")
     return {"shape": shape, "targets": targets, "classes": classes, "tokens": tokens, "pixels": pixels}  # type: ignore[typeddict-item]
 

@@ -21,8 +21,9 @@ from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build, describe_rows
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
+from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
-from fedveca.runs.experiment import Experiment, is_path
+from fedveca.runs.experiment import Experiment, count_probe_rows, is_path
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
@@ -73,7 +74,8 @@ def run(
             Ctrl-C and SIGTERM do the same. Only with a folder.
         cohort: The clients, where they are not in this process; a deployment gives them.
         started_by: Who can resume the run, as its folder says; a deployment gives it.
-        **custom: `data`, `model`, `loss`, `metric`, `partition` and `method` as objects: see `CustomObjects`.
+        **custom: `data`, `model`, `loss`, `metric`, `partition`, `method` and `augment` as objects: see
+            `CustomObjects`.
 
     Returns:
         The run with its rounds, its summary and the kept model.
@@ -97,12 +99,17 @@ def run(
     built = build(experiment, device, cohort=cohort, **custom)
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics)
     environment = describe_environment(device)
+    environment["probe"] = count_probe_rows(built.experiment)
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if epochs := parse_epochs(built.experiment.epochs):
+        rows, batch = built.shares.sizes, built.experiment.batch
+        fewest = epochs._replace(high=epochs.low).count_steps(int(rows.min()), batch)
+        environment["steps"] = [fewest, epochs.count_steps(int(rows.max()), batch)]
     if built.init_sha256:
         environment["init_sha256"] = built.init_sha256
     if not built.data.inputs:
@@ -218,6 +225,7 @@ def _run_rounds(
         seed=e.seed,
         statistics=keeper.statistics,
         recent=growth.recent,
+        steps=built.steps,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
@@ -298,6 +306,8 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
         raise UserError(f"rounds={e.rounds} is fewer than the {keeper.round} that are done in {out}")
     if e.tau_all and not is_adaptive(e.method) and not torch.equal(keeper.state.tau, built.state.tau):
         raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
+    if e.rounds != former.experiment.rounds and e.lr_schedule == "cosine":
+        raise UserError(f"rounds={e.rounds} would change the learning rate of every round: lr_schedule=cosine")
     if not all("tau" in record for record in former.rounds):
         raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
     return keeper, note

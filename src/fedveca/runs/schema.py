@@ -37,6 +37,7 @@ class Round(Evaluation, total=False):
     left_out: Required[list[int]]
     tau: Required[list[int]]
     tau_k: float | None
+    lr: float | None
     accepted: bool
     train_loss: float | None
     beta: list[float | None]
@@ -44,6 +45,7 @@ class Round(Evaluation, total=False):
     A: list[float | None]
     L: float | None
     premise: float | None
+    eta_g: float | None
     epsilon: float | None
     faults: list[Fault]
     warning: str
@@ -88,7 +90,7 @@ class RowForm(TypedDict):
     tokens: bool  # whether rows are whole numbers for an Embedding
     targets: list[int]  # shape of the targets of a row; empty for one
     classes: int  # 0 where the targets are numbers
-    pixels: str  # how a row becomes an input
+    pixels: str  # how a row becomes an input, as `prepare` takes it: with the means of channels where these are used
 
 
 class Environment(TypedDict, total=False):
@@ -104,6 +106,8 @@ class Environment(TypedDict, total=False):
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
     rows: RowForm  # what a model of the run takes
+    steps: list[int]  # the fewest and the most local steps that epochs gives a client
+    probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
@@ -132,11 +136,13 @@ SCHEMA = {
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
         Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
+        Quantity("lr", "Learning rate", symbol="η", formula="of the round, where a schedule changes it"),
         Quantity("beta", "Smoothness β", "per client", symbol="β", formula="max ‖∇F_i(w_k) − g_λ‖ / ‖w_k − w_λ‖"),
         Quantity("delta", "Deviation δ", "per client", symbol="δ", formula="max ‖Σ g‖² / ((λ+1) ‖∇F(w_(k−1))‖²)"),
         Quantity("A", "A = η β² δ", "per client", symbol="A", formula="η β² δ"),
         Quantity("L", "Smoothness L", symbol="L", formula="the largest L_k so far"),
         Quantity("premise", "Premise", formula="η τ_k L; Theorem 1 asks for at least 1"),
+        Quantity("eta_g", "Server's step η_g", symbol="η_g", formula="max(1, Σ p_i ‖Δ_i‖² / (2 (‖Σ p_i Δ_i‖² + ε)))"),
         Quantity("accepted", "Accepted", "flag", formula="1 where the model was accepted"),
         Quantity("train_loss", "Training loss", better="lower", formula="F(w_k) = Σ p_i F_i(w_k)", at="start"),
         Quantity("test_loss", "Test loss", better="lower"),

@@ -93,7 +93,7 @@ def pack_model(problem: Problem, tensors: Mapping[str, Tensor], said: str) -> tu
     """
     import torch
 
-    from fedveca.tasks.problem import ModuleProblem
+    from fedveca.tasks.module_problem import ModuleProblem
 
     w, running = problem.init(), problem.initial_statistics()
     wanted = problem.state(torch.cat([w, running]))

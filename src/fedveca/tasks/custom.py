@@ -15,7 +15,7 @@ from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.imports import import_module
 from fedveca.tasks.datasets.archives import quote_error
 from fedveca.tasks.datasets.arrays import ArrayLike, check_finite, to_tensor
-from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, prepare
+from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, is_preparation, prepare
 from fedveca.tasks.datasets.lazy import ItemReader, LazyRows, RowReader, load_file, open_array_file
 from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.names import CUSTOM
@@ -482,7 +482,8 @@ def check_dataset(data: Dataset) -> None:
         if y.dtype == torch.int64 and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < data.classes:
             held = f"labels {int(labels.min())} to {int(labels.max())}"
             raise UserError(f"{said} of the data hold {held}; classes={data.classes} allows 0 to {data.classes - 1}")
-    if data.pixels not in ("as-is", "unit", "standardised"):
-        raise UserError(f"pixels of the data is {show_value(data.pixels)}; it is as-is, unit or standardised")
+    if not is_preparation(data.pixels, data.x.shape[1:]):
+        forms = "as-is, unit, standardised or channels:MEANS:SDS with a number for each channel"
+        raise UserError(f"pixels of the data is {show_value(data.pixels)}; it is {forms}")
     if data.writer is not None and (not isinstance(data.writer, Tensor) or data.writer.shape != data.y.shape[:1]):
         raise UserError("writer of the data is not a tensor with one owner for each training row")

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedveca.errors import UserError, explain_error
+from fedveca.tasks.augment import Augmentation, make_augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
-from fedveca.tasks.problem import FEW, ModuleProblem, Problem, to_scores
+from fedveca.tasks.module_problem import FEW, ModuleProblem, to_scores
+from fedveca.tasks.problem import Problem
 from fedveca.tasks.randomness import DrawFrom
 
 ROWS = 8  # tried at a time
@@ -62,6 +64,7 @@ def validate_model(
     norm_stats: str = "average",
     inputs: Inputs = (),
     compiled: bool = False,
+    augment: str | Augmentation = "",
 ) -> ModuleProblem:
     """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
     make = partial(ModuleProblem, module, said, goal.loss, goal.metric, precision, goal.measure, inputs=inputs)
@@ -106,17 +109,27 @@ def validate_model(
     _check_rows_apart(network, said, x[:ROWS])
     _check_loss(goal, scores, targets)
     trial = _try_training(network, said, two)
+    change = _check_augment(augment, x[:ROWS], inputs)
+    make = partial(make, random=trial.random, compiled=compiled, augment=change)
     fixed = norm_stats == "fixed"
     if fixed and trial.running:
-        network = make(fixed=trial.running, random=trial.random, compiled=compiled)
+        network = make(fixed=trial.running)
         _check_fixed(_try_training(network, said, two), said)
     else:
         _check_running(module, said, trial.running)
-        network = make(running=trial.running, random=trial.random, compiled=compiled)
+        network = make(running=trial.running)
     network.row_bytes = trial.row_bytes
     network.whole = _is_of_all_rows(network, goal, x, y)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)
     return network
+
+
+def _check_augment(augment: str | Augmentation, rows: Tensor, inputs: Inputs) -> Augmentation | None:
+    """What changes the rows of a local step; UserError where it does not fit them."""
+    said = f"augment={augment}" if isinstance(augment, str) else f"augment ({display_name(augment)})"
+    if augment and inputs:
+        raise UserError(f"{said} is for models with one input; this one takes {len(inputs)}")
+    return make_augmentation(augment, said, rows)
 
 
 class Trial(NamedTuple):

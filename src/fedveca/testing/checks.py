@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.algorithms.contract import Algorithm, Order, Outputs
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
+from fedveca.tasks.losses import cross_entropy
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import from_lists
-from fedveca.tasks.problem import SquaredSvm
+from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 from fedveca.testing.played_round import (
     IDS,
     N,
@@ -208,14 +211,37 @@ def check_storage(a: Algorithm) -> None:
 def check_federation(a: Algorithm) -> None:
     """It runs: clients of unequal steps in one batch, two of six in a round, with their memory."""
     x, y = torch.stack([vector(i) for i in range(24)]), torch.arange(24) % 2
-    cohort = LocalCohort(a, SquaredSvm(P), x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
-    state = a.init(torch.zeros(P), all_steps())
+    problem: Problem = ModuleProblem(nn.Linear(P, 2)) if a.has_loss else SquaredSvm(P)
+    first = torch.zeros(problem.size)
+    cohort = LocalCohort(a, problem, x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
+    state = a.init(first, all_steps())
     for k, (after, trace) in enumerate(federate(a, cohort, state, 4, participation=0.5)):
         raise_unless(
             len(trace["left_out"]) == 0, a, f"gives numbers that are not finite in round {k} of a small federation"
         )
         state = after
-    raise_unless(not torch.equal(state.w, torch.zeros(P)), a, "does not move the model in four rounds")
+    raise_unless(not torch.equal(state.w, first), a, "does not move the model in four rounds")
+
+
+def check_loss_form(a: Algorithm) -> None:
+    """A method's own loss gives one number per row, and can be derived."""
+    if not a.has_loss:
+        return
+    order = a.order(a.init(vector(0), all_steps()))
+    models = call(a, "models", order, a.start(order, a.memory(order.w), vector(1)))
+    for name, v in models.items():
+        raise_unless(v.shape[-1:] == (P,), a, f"models gives {name} of shape {list(v.shape)}; it is a model [..., P]")
+
+    def outputs(i: int) -> Outputs:
+        scores = torch.stack([vector(i + j) for j in range(3)])
+        return Outputs(scores.requires_grad_(i == 0), scores)
+
+    y, counts, others = torch.arange(3), torch.arange(5.0), {name: outputs(10 + i) for i, name in enumerate(models)}
+    out = outputs(0)
+    loss = call(a, "loss", cross_entropy, out, y, counts, others)
+    raise_unless(loss.shape == (3,), a, f"loss gives {list(loss.shape)} for 3 rows; it is one number per row, [B]")
+    (slope,) = torch.autograd.grad(loss.sum(), out.scores)
+    raise_unless(bool(torch.isfinite(slope).all()), a, "loss has a gradient that is not finite")
 
 
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (
@@ -227,5 +253,6 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     check_weights,
     check_steps,
     check_storage,
+    check_loss_form,
     check_federation,
 )

@@ -51,7 +51,7 @@ class NotebookProgress(Observer):
         from IPython.display import display
 
         self._experiment, self._pace = experiment, Pace()
-        text = ", ".join(describe_start(experiment, find_device(folder)))
+        text = ", ".join(describe_start(experiment, find_device(folder), folder=folder))
         self._handle = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def round(self, record: Round) -> None:

@@ -16,8 +16,29 @@ import numpy as np
 import pytest
 import torch
 
-from fedveca import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold, UserError, hyper, method
+from fedveca import (
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedLC,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Moon,
+    Scaffnew,
+    Scaffold,
+    UserError,
+    hyper,
+    method,
+)
 from fedveca.algorithms import Algorithm, registry
+from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
+from fedveca.algorithms.contrib.fedadam import FedAdam
+from fedveca.algorithms.contrib.fedavgm import FedAvgM
+from fedveca.algorithms.contrib.fedyogi import FedYogi
 from fedveca.algorithms.registry import concerns, deployable_methods, is_adaptive, is_pooled, methods, paper_methods
 from fedveca.deploy.server import check_deployable
 from fedveca.runs.build import initial_steps, make_method
@@ -82,19 +103,32 @@ def command(env: dict[str, str], *words: str) -> Any:
 def test_methods_stand_in_the_papers_order() -> None:
     table = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
     assert paper_methods() == table
-    assert tuple(methods()) == (*table, "corrected")
-    classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, Corrected]
+    rivals = {
+        "fedacg": FedACG,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedavgm": FedAvgM,
+        "feddyn": FedDyn,
+        "fedexp": FedExP,
+        "fedlc": FedLC,
+        "fedyogi": FedYogi,
+        "mimelite": MimeLite,
+        "moon": Moon,
+        "scaffnew": Scaffnew,
+    }
+    assert tuple(methods()) == (*table, "corrected", *rivals)
+    classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, Corrected, *rivals.values()]
     assert [entry.algorithm for entry in methods().values()] == classes
     assert [name for name in methods() if is_adaptive(name)] == ["fedveca", "corrected"]
     assert [name for name in methods() if is_pooled(name)] == ["centralised"]
-    assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "corrected")
+    assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "corrected", *rivals)
     assert not is_adaptive("custom:FedVeca(lr=0.1)")
     assert not is_adaptive(FedVeca(0.1))
     assert not is_pooled("nothing")
 
 
 def test_looks_are_those_of_the_figures() -> None:
-    assert {name: find_look(name) for name in methods()} == {
+    assert {name: find_look(name) for name in (*paper_methods(), "corrected")} == {
         "fedveca": ("FedVeca", "#D55E00", "-"),
         "scaffold": ("SCAFFOLD", "#0072B2", "__"),
         "fedavg": ("FedAvg", "#009E73", "--"),
@@ -106,8 +140,12 @@ def test_looks_are_those_of_the_figures() -> None:
 
 
 def test_every_look_is_unique_and_readable_on_white() -> None:
+    """Colours are, and the dashes of the paper's methods: readers cannot tell a dozen dashes apart."""
     looks = [find_look(name) for name in methods()]
-    assert len({colour for _, colour, _ in looks}) == len({dash for _, _, dash in looks}) == len(looks)
+    assert len({title for title, _, _ in looks}) == len({colour for _, colour, _ in looks}) == len(looks)
+    assert not {colour for _, colour, _ in looks} & {*OTHER_COLOURS}
+    paper = [find_look(name)[2] for name in (*paper_methods(), "corrected")]
+    assert len({*paper}) == len(paper)
     for colour in (*(look[1] for look in looks), *COLOURS, *OTHER_COLOURS):
         red, green, blue = ((int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
         linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (red, green, blue)]
@@ -123,6 +161,14 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
         ("smooth", {"corrected"}),
         ("probe_steps", {"corrected"}),
         ("mu", {"fedprox"}),
+        ("dyn", {"feddyn"}),
+        ("exp_eps", {"fedexp"}),
+        ("acg_lambda", {"fedacg"}),
+        ("acg_beta", {"fedacg"}),
+        ("mime_beta", {"mimelite"}),
+        ("lc_tau", {"fedlc"}),
+        ("moon_mu", {"moon"}),
+        ("moon_temperature", {"moon"}),
     ],
 )
 def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: set[str]) -> None:
@@ -208,7 +254,7 @@ def test_one_file_adds_a_method(plugin: dict[str, str]) -> None:
     assert concerns("mu", "mine")
     assert not concerns("alpha", "mine")
     check_deployable(e)
-    with pytest.raises(UserError, match=r"can be deployed are fedveca, fedavg, .*, corrected, mine$"):
+    with pytest.raises(UserError, match=r"can be deployed are fedveca, fedavg, .*, corrected, .*, mine$"):
         check_deployable(Experiment(method="centralised"))
     with pytest.raises(UserError, match=r"part=2\.0 is out of range"):
         type(made)(lr=0.1, part=2.0)  # type: ignore[call-arg]

@@ -100,7 +100,7 @@ def test_a_loss_is_reported_where_it_is_wanted(algorithm: Algorithm, want_loss: 
     assert "after" not in report.each
 
 
-@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.3:0.4"])
 def test_rows_are_prepared_for_the_model(pixels: str) -> None:
     data = load("digits")
     x = (data.x * 255).to(torch.uint8)

@@ -250,6 +250,8 @@ def test_the_server_tests_on_rows_of_its_own(tmp_path: Path, monkeypatch: pytest
         data = load_test_data(Experiment())
         assert (data.name, data.classes, len(data.y_test), len(data.x), data.pixels) == ("digits", 6, 6, 0, pixels)
         Experiment(data=data.name)  # what the run records is a data set that it can name
+        with pytest.raises(ValueError, match="pixels=channels needs the means of the training rows, which a server"):
+            load_test_data(Experiment(pixels="channels"))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets.dataset import Dataset
-from fedveca.tasks.problem import ModuleProblem
+from fedveca.tasks.module_problem import ModuleProblem
 
 E = Experiment(data="digits", clients=4, rounds=3, batch=8, lr=0.05, tau_0=3, probe=16, round_timeout=60.0)
 RESNET = replace(E, model="real_models:resnet", **CALM)
@@ -83,11 +83,23 @@ def largest_difference(a: Run, b: Run) -> float:
         replace(E, model="real_models:normed"),
         replace(E, model="real_models:normed", norm_stats="local", participation=0.5),
         replace(E, model="real_models:normed", norm_stats="fixed"),
+        replace(E, model="real_models:encoder", augment="crop:2,flip,cutout:3", pixels="channels"),
+        replace(E, model="svm", method="fednova", epochs="1..2", sampling="shuffle", participation=0.5),
         pytest.param(RESNET, marks=pytest.mark.slow),
         pytest.param(replace(RESNET, norm_stats="local"), marks=pytest.mark.slow),
         pytest.param(replace(RESNET, norm_stats="fixed"), marks=pytest.mark.slow),
     ],
-    ids=["dropout", "average", "local", "fixed", "resnet-average", "resnet-local", "resnet-fixed"],
+    ids=[
+        "dropout",
+        "average",
+        "local",
+        "fixed",
+        "augmented",
+        "random-epochs",
+        "resnet-average",
+        "resnet-local",
+        "resnet-fixed",
+    ],
 )
 def test_nodes_give_the_simulators_model(e: Experiment, tmp_path: Path) -> None:
     done, want = over_nodes(e, tmp_path, load_data(e)[0]), run(e, device="cpu")

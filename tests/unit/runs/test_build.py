@@ -54,6 +54,7 @@ def test_loss_is_what_is_minimised() -> None:
         ({"batch": 3}, "batch", 3),
         ({"seed": 5}, "seed", 5),
         ({"probe": 77}, "probe", 77),
+        ({"tau_0": 20}, "probe", 64),
         ({"keep": "last"}, "want_loss", False),
         ({"keep": "rollback"}, "want_loss_after", True),
         ({"memory_mb": 9}, "memory_bytes", 9 * 2**20),

@@ -17,8 +17,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveca.algorithms import Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
+from fedveca.algorithms import (
+    Corrected,
+    FedACG,
+    FedAvg,
+    FedDyn,
+    FedExP,
+    FedLC,
+    FedNova,
+    FedProx,
+    FedVeca,
+    MimeLite,
+    Moon,
+    Scaffnew,
+    Scaffold,
+)
+from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
+from fedveca.algorithms.contrib.fedadam import FedAdam
+from fedveca.algorithms.contrib.fedavgm import FedAvgM
+from fedveca.algorithms.contrib.fedyogi import FedYogi
 from fedveca.algorithms.hyper import LARGEST_FLOAT, hyperparameters
+from fedveca.algorithms.recipe import Recipe
 from fedveca.algorithms.registry import methods
 from fedveca.cli.arguments import parse_experiment
 from fedveca.errors import UserError
@@ -30,6 +49,7 @@ from fedveca.runs.experiment import (
     Experiment,
     TaskDefault,
     choices,
+    count_probe_rows,
     describe_default,
     find_default,
     parse_settings,
@@ -45,10 +65,16 @@ from fedveca.tasks.models import MODELS
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
+# momentum, Nesterov's form and what is kept do not go with every optimiser, nor a warm-up with every number of rounds
+PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
+
+
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    if key in (fixed := {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0}):
+    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
+    fixed |= PLAIN
+    if key in fixed:
         return st.just(fixed[key])
     if key == "init":
         return st.sampled_from(["paper", "torch"]) | NAMES.map(lambda name: f"./{name}.safetensors")
@@ -57,7 +83,8 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     if m["some"]:
         return st.lists(st.sampled_from(m["some"])).map(",".join)
     if TYPES[key] is int:
-        return st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
+        numbers = st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
+        return st.sampled_from(m["words"]) | numbers if m["words"] else numbers
     if TYPES[key] is float:
         low, high, open_ends = m["range"]
         ends: dict[str, Any] = {"exclude_min": bool(open_ends), "exclude_max": open_ends is True and high < math.inf}
@@ -78,7 +105,7 @@ def test_odd_strings_survive_toml(data: str, method: str, folder: str) -> None:
     assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
-@given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "data_dir")}))
+@given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "probe", "data_dir")}))
 def test_words_say_what_python_says(values: dict[str, Any]) -> None:
     assert parse_settings([f"{key}={value}" for key, value in values.items()]) == values
 
@@ -99,6 +126,8 @@ def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
         ("rounds=1.5", "rounds=1.5 is not a whole number; allowed: >= 1"),
         ("rounds=", "rounds= is not a whole number; allowed: >= 1"),
         ("lr=fast", "lr=fast is not a number; allowed: > 0"),
+        ("probe=aut", "probe=aut is not a whole number (did you mean auto?); allowed: auto or >= 0"),
+        ("probe=1.5", "probe=1.5 is not a whole number; allowed: auto or >= 0"),
         ("roundz=3", "roundz is not a setting; did you mean rounds?"),
         ("qqqqqq=3", "qqqqqq is not a setting; `fedveca list` shows all"),
         ("=3", "'' is not a setting; `fedveca list` shows all"),
@@ -133,7 +162,10 @@ def test_words_refused(word: str, said: str) -> None:
         ("rounds", 0, "rounds=0 is out of range; allowed: >= 1"),
         ("tau_0", 0, "tau_0=0 is out of range; allowed: [1, 100000]"),
         ("tau_max", 1, "tau_max=1 is out of range; allowed: [2, 100000]"),
-        ("probe", -1, "probe=-1 is out of range; allowed: >= 0"),
+        ("probe", -1, "probe=-1 is out of range; allowed: auto or >= 0"),
+        ("probe", "all", "probe='all' is not int; allowed: auto or >= 0"),
+        ("probe", 1.5, "probe=1.5 is not int; allowed: auto or >= 0"),
+        ("probe", 10**400, "probe is out of range: a number of more than 30 digits; allowed: auto or >= 0"),
         ("seed", 2**31, "seed=2147483648 is out of range; at most 2147483647"),
         ("batch", 10**400, "batch is out of range: a number of more than 30 digits; allowed: >= 1"),
         ("lr", 10**400, "lr is out of range: a number of more than 30 digits; allowed: > 0"),
@@ -290,11 +322,14 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
+OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
+OFF |= {"lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
 
 
 def test_methods_get_their_hyperparameters() -> None:
     e = Experiment(aggregate="median", aggregate_trim=0.375, **OFF)  # type: ignore[arg-type]
-    assert {name: make_method(dataclasses.replace(e, method=name)) for name in methods()} == {
+    made = {name: make_method(dataclasses.replace(e, method=name)) for name in methods()}
+    assert {name: m.algorithm if isinstance(m, Recipe) else m for name, m in made.items()} == {
         "fedveca": FedVeca(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
         "fedavg": FedAvg(lr=0.5),
         "fedprox": FedProx(lr=0.5, mu=0.25),
@@ -302,6 +337,17 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "fedacg": FedACG(lr=0.5, acg_lambda=0.75, acg_beta=0.25),
+        "feddyn": FedDyn(lr=0.5, dyn=0.25),
+        "fedexp": FedExP(lr=0.5, exp_eps=0.5),
+        "fedlc": FedLC(lr=0.5, lc_tau=0.5),
+        "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
+        "moon": Moon(lr=0.5, moon_mu=0.25, moon_temperature=0.75),
+        "scaffnew": Scaffnew(lr=0.5),
+        "fedadagrad": FedAdagrad(lr=0.5),
+        "fedadam": FedAdam(lr=0.5),
+        "fedavgm": FedAvgM(lr=0.5),
+        "fedyogi": FedYogi(lr=0.5),
     }
     assert all(value != FIELDS[name].default for name, value in OFF.items())
 
@@ -411,6 +457,7 @@ def test_editors_are_offered_what_is_accepted() -> None:
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
         offered = get_args(literals[0]) if literals else ()
         named = {"model": tuple(MODELS), "init": ("paper", "torch")}.get(key) or choices(FIELDS[key])
+        named = named or FIELDS[key].metadata["words"]
         assert set(offered) == set(named), key
         free = FIELDS[key].metadata["custom"] or key == "init"  # which may be a path
         assert (str in get_args(hint)) == bool(literals and free), key
@@ -437,3 +484,30 @@ def test_help_shows_every_setting() -> None:
 )
 def test_a_run_is_named_by_what_runs(words: list[str], name: str) -> None:
     assert parse_experiment(words)[0] == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"tau_0": 10, "batch": 100}, 200),
+        ({"tau_0": 10, "batch": 32}, 64),
+        ({"tau_0": 2, "batch": 8}, 32),  # never fewer
+        ({"tau_0": 195, "batch": 32}, 1024),  # never more
+        ({"probe": 77}, 77),
+        ({"probe": 0}, 0),  # all
+    ],
+)
+def test_probe_auto_is_a_fifth_of_the_rows_of_the_first_steps(settings: dict[str, Any], rows: int) -> None:
+    assert count_probe_rows(Experiment(**settings)) == rows
+
+
+def test_the_papers_presets_probe_all_rows() -> None:
+    stated = {name: preset(name)["probe"] for name in presets() if "probe" in preset(name)}
+    papers = ("cnn-cifar10-case3", "cnn-mnist-case3", "svm-mnist-case1", "svm-mnist-case2", "svm-mnist-case3")
+    assert stated == dict.fromkeys(papers, 0)
+    assert Experiment().probe == "auto"
+
+
+def test_a_folder_of_version_0_1_has_its_probe() -> None:
+    assert read_experiment('data = "digits"\n').probe == 1024
+    assert read_experiment(Experiment().toml()).probe == "auto"

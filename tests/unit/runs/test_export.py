@@ -80,6 +80,27 @@ def test_torchscript_gives_the_scores_of_pytorch(runs: dict[str, Run], name: str
     torch.testing.assert_close(traced(x), model.predict(x).scores, rtol=1e-5, atol=1e-5)
 
 
+def test_a_model_of_normalised_channels_says_how_rows_are_prepared(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 2, 8, 8)).astype(np.uint8), rng.integers(0, 3, 60)
+    x[:, 1] //= 2
+    data = from_arrays(x, y, test=(x[:20], y[:20]), name="colours")
+    e = replace(E, model="cnn", pixels="channels", partition="iid", augment="flip")
+    done = run(e, tmp_path / "run", data=data)
+    values = x.astype(np.float64) / 255
+    mean, sd = (",".join(f"{v:.6g}" for v in part) for part in (values.mean((0, 2, 3)), values.std((0, 2, 3))))
+    assert done.environment["rows"]["pixels"] == f"channels:{mean}:{sd}"
+    np.savez(tmp_path / "xy.npz", x=x[:20], y=y[:20])
+    found = predict_file(Run.open(tmp_path / "run"), tmp_path / "xy.npz")
+    assert found.measures["accuracy"] == pytest.approx(done.summary["kept"]["test_accuracy"])
+    export_run(Run.open(tmp_path / "run"), "torchscript", tmp_path / "m.pt")
+    note = {"pixels": ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.load(tmp_path / "m.pt", _extra_files=note)  # type: ignore[no-untyped-call]
+    assert note == {"pixels": f"channels:{mean}:{sd}".encode()}
+
+
 def test_safetensors_are_for_every_run(runs: dict[str, Run], tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

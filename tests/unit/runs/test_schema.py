@@ -27,6 +27,7 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
+    "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
 }
 

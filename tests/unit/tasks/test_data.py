@@ -29,7 +29,16 @@ from hypothesis import strategies as st
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
 from fedveca.tasks.datasets.archives import DataError
-from fedveca.tasks.datasets.dataset import DATASETS, Dataset, load, prepare
+from fedveca.tasks.datasets.dataset import (
+    DATASETS,
+    ChannelMoments,
+    Dataset,
+    is_preparation,
+    load,
+    measure_channels,
+    prepare,
+    read_channels,
+)
 
 Files = dict[str, bytes]
 Serve = Callable[[Files], tuple[str, list[str]]]
@@ -478,6 +487,7 @@ def test_cifar_comes_from_its_archive_and_never_from_pickles(
     assert data.y.tolist() == [0, 1, 2, 3, 4]
     assert data.y_test.tolist() == [5]
     assert data.pixels == "standardised"
+    assert data.channels == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     assert data.x[3].numpy().tobytes() == batches["data_batch_4.bin"][1:]
 
     monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path / "second"))
@@ -528,6 +538,13 @@ def test_unknown_names_meet_the_nearest() -> None:
 # the data sets
 
 
+def check_channels(data: Dataset) -> None:
+    """The published means and deviations are those of the training images, to four places."""
+    assert data.channels is not None
+    for published, found in zip(data.channels, measure_channels(data.x), strict=True):
+        np.testing.assert_allclose(published, found, atol=6e-5)
+
+
 @needs_mnist
 def test_mnist_is_mnist() -> None:
     files = fetch.read_files("mnist", str(REAL))[1]
@@ -543,6 +560,7 @@ def test_mnist_is_mnist() -> None:
     assert data.y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert data.writer is None
     assert 0.1 < prepare(data.x_test, data.pixels).mean() < 0.2
+    check_channels(data)
 
 
 @needs_mnist
@@ -564,6 +582,7 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
     assert torch.equal(beside.writer, data.writer)
 
 
+@pytest.mark.slow
 def test_cifar10_is_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDVECA_CACHE", str(REAL_CACHE))
     if fetch.find_files("cifar10") is None:
@@ -577,6 +596,7 @@ def test_cifar10_is_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
         "cec8a24a1e92aa2e",
     ]
     assert data.y.bincount().tolist() == [5000] * 10
+    check_channels(data)
 
 
 def test_fashion_mnist_is_not_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,6 +605,7 @@ def test_fashion_mnist_is_not_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no Fashion-MNIST in the cache")
     data = load("fashion-mnist")
     assert data.y.bincount().tolist() == [6000] * 10
+    check_channels(data)
     assert data.x.shape == (60_000, 1, 28, 28)
     with pytest.raises(DataError, match="not the published train-images"):
         load("mnist", str(REAL_CACHE / "fashion-mnist"))
@@ -680,6 +701,49 @@ def test_prepare_values() -> None:
         prepare(x, "whitened")
 
 
+def test_channels_have_mean_and_deviation_of_the_training_images() -> None:
+    """(x / 255 - mean) / sd by channel: 0.1 and 0.3 of pixels 51 and 102 are 1 and 0.5."""
+    x = torch.tensor([51, 102], dtype=torch.uint8).view(1, 2, 1, 1)
+    torch.testing.assert_close(prepare(x, "channels:0.1,0.3:0.1,0.2").flatten(), torch.tensor([1.0, 0.5]))
+    images = torch.randint(0, 256, (50, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[:, 2] = 7
+    found = measure_channels(images)
+    values = images.numpy().astype(np.float64) / 255
+    np.testing.assert_allclose(found.mean, values.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(found.sd, [*values.std((0, 2, 3))[:2], 1.0], rtol=1e-12)
+    ready = prepare(images, found.describe())[:, :2]
+    np.testing.assert_allclose(ready.mean((0, 2, 3)), [0, 0], atol=1e-5)
+    np.testing.assert_allclose(ready.std((0, 2, 3), correction=0), [1, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "channels",
+        "channels::",
+        "channels:0.1:0",
+        "channels:0.1:-1",
+        "channels:0.1,0.2:0.3",
+        "channels:e:1",
+        "channels:1e999:1",
+        "channels:0.1:0.2:0.3",
+        "channels:0.1:0.2\n",
+    ],
+)
+def test_text_that_does_not_state_channels_is_not_taken(text: str) -> None:
+    assert read_channels(text) is None
+    assert not is_preparation(text, (1, 8, 8))
+
+
+def test_channels_fit_the_rows() -> None:
+    assert is_preparation("channels:0.1,0.2:1,1", (2, 8, 8))
+    assert not is_preparation("channels:0.1,0.2:1,1", (3, 8, 8))
+    assert not is_preparation("channels:0.1,0.2:1,1", (2,))
+    moments = ChannelMoments((0.1307,), (0.3081,))
+    assert moments.describe() == "channels:0.1307:0.3081"
+    assert read_channels(moments.describe()) == moments
+
+
 def test_prepare_keeps_the_floor_of_the_deviation() -> None:
     flat = torch.full((1, 3, 32, 32), 200, dtype=torch.uint8)
     assert torch.equal(prepare(flat, "standardised"), torch.zeros(1, 3, 32, 32))
@@ -688,7 +752,7 @@ def test_prepare_keeps_the_floor_of_the_deviation() -> None:
     torch.testing.assert_close(prepare(faint, "standardised"), (faint - 5e-4) * 2)
 
 
-@pytest.mark.parametrize("pixels", ["as-is", "unit", "standardised"])
+@pytest.mark.parametrize("pixels", ["as-is", "unit", "standardised", "channels:0.5,0.4,0.3:0.2,0.25,1e-1"])
 def test_prepare_maps_over_any_leading_dimensions(pixels: str) -> None:
     x = torch.randint(0, 256, (2, 5, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     whole = prepare(x, pixels)

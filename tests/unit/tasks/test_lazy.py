@@ -6,7 +6,6 @@ import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -245,7 +244,7 @@ def test_one_row_and_several(tmp_path: Path) -> None:
     assert (len(rows), rows.dim(), rows.shape, rows.shape[1:]) == (120, 2, (120, 6), (6,))
     expected = torch.tensor(TABLE, dtype=torch.float32)
     for at in (0, 5, -1, -120):
-        assert torch.equal(cast(Tensor, rows[at]), expected[at])
+        assert torch.equal(rows[at], expected[at])
     part = rows[10:20][torch.tensor([3, 1])]
     assert torch.equal(part.read(torch.arange(2)), expected[[13, 11]])
 

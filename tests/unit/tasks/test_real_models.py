@@ -31,7 +31,7 @@ from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
 from fedveca.tasks.losses import accuracy, cross_entropy
 from fedveca.tasks.models import Model, model
-from fedveca.tasks.problem import ModuleProblem
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.randomness import DrawFrom, draw_from
 
 E = Experiment(data="digits", method="fedavg", clients=4, rounds=3, batch=8, tau_0=3, lr=0.05, keep="last", probe=16)
@@ -719,5 +719,5 @@ def test_parameters_and_statistics_may_be_used_from_copies(
     """On a CUDA device those that do not start at a multiple of 16 bytes are."""
     e = replace(E, norm_stats=norm_stats)
     want = run(e, model=normed).model
-    monkeypatch.setattr("fedveca.tasks.problem.is_aligned", lambda part: False)
+    monkeypatch.setattr("fedveca.tasks.module_problem.is_aligned", lambda part: False)
     assert distance(run(e, model=normed).model, want) == 0

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
 from fedveca.algorithms.contract import ServerState
+from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.algorithms.scaffold import ScaffoldState
+from fedveca.runs.build import make_method
+from fedveca.runs.experiment import Experiment
 from fedveca.testing import check_algorithm
 
 METHODS = [
@@ -22,8 +24,8 @@ METHODS = [
     FedNova(0.1),
     Scaffold(0.1),
     FedVeca(0.1),
-    algorithms.Corrected(0.1),
     FedVeca(0.01, alpha=0.5, tau_max=5),
+    *(make_method(Experiment(method=name, lr=0.1)) for name in methods() if name not in paper_methods()),
 ]
 
 

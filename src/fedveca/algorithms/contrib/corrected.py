@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, TAU_MIN, control
 from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
 from fedveca.algorithms.hyper import hyper
@@ -49,6 +49,7 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
     probe_steps: float = hyper(2.0, "the server's steps along grad F(w_k) per round", low=0, high=100)
     needs_gradient: ClassVar[bool] = True
+    needs_mean: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
 
     def init(self, w: Tensor, tau: Tensor) -> CorrectedState:
@@ -65,7 +66,8 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         w = state.w - self.lr * (tau_k * G + self.probe_steps * grad)
         share = state.share.clone()
         share[ids] = p * report.mass
-        c = state.c + report.mass / float(share.sum()) * (G - state.c)  # G_i - c = c_i+ - c_i
+        mean = report.mean.get("mean", G)  # of the clients' directions
+        c = state.c + report.mass / float(share.sum()) * (mean - state.c)  # mean_i - c = c_i+ - c_i
         tau, log_A, seen = state.tau, state.log_A, Named()
         if state.k > 0:
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
@@ -89,13 +91,20 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         turn = torch.where(torch.isnan(memory["c"]), 0.0, c - memory["c"])  # a new client starts at c_i = c
         return CorrectedWalk(turn, start_walk(g0))
 
-    def step(self, order: Order, s: CorrectedWalk, w: Tensor, g: Tensor) -> tuple[Tensor, CorrectedWalk]:
-        w = torch.sub(w, g + s.turn, alpha=self.lr)
-        return w, s._replace(walk=extend_walk(s.walk, g, order.w - w, self.lr))  # from beta the correction cancels
+    def direction(self, order: Order, s: CorrectedWalk, w: Tensor, g: Tensor) -> Tensor:
+        return g + s.turn
 
-    def finish(self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def track(self, order: Order, s: CorrectedWalk, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> CorrectedWalk:
+        walk = extend_walk(s.walk, g, order.w - w, self.lr, mean)  # from beta the correction cancels
+        return CorrectedWalk(s.turn, walk)
+
+    def finish(
+        self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)
-        return {"G": G, "grad": s.walk.g0}, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": G - s.turn}
+        vectors = {"G": G, "grad": s.walk.g0} | ({"mean": mean} if isinstance(mean, Tensor) else {})
+        c = vectors.get("mean", G) - s.turn
+        return vectors, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": c}
 
 
 def averaged(old: Tensor, new: Tensor, smooth: float) -> Tensor:

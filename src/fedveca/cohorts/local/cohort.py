@@ -24,7 +24,8 @@ from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.cohorts.random import draw_rows, draw_seed
+from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
+from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -39,7 +40,8 @@ _STREAMS = 16  # clients side by side on a CUDA device
 _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
-_CUDA_PROBE_BYTES = 4 * 2**30
+_MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
+_CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
 _STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
@@ -65,8 +67,8 @@ class Chunk(NamedTuple):
 class RowDraws:
     """The rows that a chunk's clients step on, drawn at once where they are few, else a block of steps at a time."""
 
-    def __init__(self, seed: int, k: int, chunk: Chunk, batch: int) -> None:
-        self.seed, self.k, self.chunk, self.batch = seed, k, chunk, batch
+    def __init__(self, sample: RowSampling, seed: int, k: int, chunk: Chunk, batch: int) -> None:
+        self.sample, self.seed, self.k, self.chunk, self.batch = sample, seed, k, chunk, batch
         self.steps, most = max(1, _ROWS_PER_DRAW // (len(chunk.ids) * batch)), int(chunk.tau[0])
         self.all = self._draw(len(chunk.ids), 0, most) if most <= self.steps else None
 
@@ -80,7 +82,7 @@ class RowDraws:
 
     def _draw(self, n: int, first: int, steps: int) -> Tensor:
         ids, start, size, _ = self.chunk.table[:, :n]
-        index = draw_rows(self.seed, self.k, ids, size, steps, self.batch, first)
+        index = self.sample(self.seed, self.k, ids, size, steps, self.batch, first)
         return index.add_(start[:, None, None])
 
 
@@ -108,6 +110,7 @@ class LocalCohort:
         batch: int,
         seed: int = 0,
         probe: int = 1024,
+        sampling: str = "random",
         want_loss: bool = True,
         want_loss_after: bool = False,
         pixels: str = "as-is",
@@ -129,12 +132,13 @@ class LocalCohort:
                 they are.
             y: Their labels or targets, [D, ...].
             shares: Which client owns which rows.
-            batch: Rows of a mini-batch, drawn with replacement.
+            batch: Rows of a mini-batch.
             seed: Of all draws; they are a pure function of (seed, round, client).
             probe: Rows on which F_i(w_k) and its gradient are computed, evenly spaced; 0 takes all.
+            sampling: How a mini-batch is drawn: "random", with replacement, or "shuffle", without, epoch by epoch.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
-            pixels: How rows are prepared for the model: "as-is", "unit" or "standardised".
+            pixels: How rows are prepared for the model: see `fedveca.tasks.datasets.dataset.prepare`.
             device: Where the clients compute: "cpu" or "cuda".
             lanes: Clients per chunk; 0 chooses by the size of a batch and of the model.
             threads: Threads on the CPU, or streams on a CUDA device; 0 takes PyTorch's number, or 16.
@@ -147,6 +151,7 @@ class LocalCohort:
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
+        self.sample = SAMPLINGS[sampling]
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
         self.aggregate, self.send, self.equal_weights = aggregate, send, equal_weights
@@ -155,15 +160,20 @@ class LocalCohort:
         self.total_weight = float(self.weights.sum())
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
         self.start = shares.start  # [N + 1] first row of each client
+        check_loss(algorithm, problem, y)
+        self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
-        self.lanes = lanes or (max(1, _CHUNK_BYTES // need) if problem.mapped else 1)
+        fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
+        self.lanes = lanes or (max(1, fitting) if problem.mapped else 1)
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
             self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick, self.rows.feed)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
-        limit = _PROBE_BYTES if device == "cpu" else _CUDA_PROBE_BYTES
+        limit = _MAPPED_BYTES if problem.mapped else _PROBE_BYTES
+        if self.device.type == "cuda":
+            limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
 
@@ -222,7 +232,7 @@ class LocalCohort:
 
     def _run_chunk(self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk) -> ChunkResult:
         """start, step x tau, finish, for clients in falling order of tau."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.at(k)
         w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
         recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
@@ -233,16 +243,17 @@ class LocalCohort:
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
         ids, start, size, tau = chunk.table
-        s = algorithm.start(order, former, g0)
+        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
         if self._lanes:
-            index = draw_rows(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
+            index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
             before = () if running is None else (running,)
-            w, s, after = self._lanes.take_local_steps(order, s, index, chunk.tau.tolist(), before, seeds)
+            steps = chunk.tau.tolist()
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, steps, before, counts, seeds)
             running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, order, s, w, running, chunk)
+                w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
@@ -292,13 +303,21 @@ class LocalCohort:
         return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
-        self, k: int, order: Order, s: object, w: Tensor, running: Tensor | None, chunk: Chunk
+        self,
+        k: int,
+        algorithm: Algorithm,
+        order: Order,
+        s: object,
+        w: Tensor,
+        running: Tensor | None,
+        counts: Tensor,
+        chunk: Chunk,
     ) -> tuple[Tensor, object]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
-        The statistics `running` [n, S] change in place.
+        The statistics `running` [n, S] change in place. The labels are counted in `counts` [n, C].
         """
-        done, at, tau, draws = [], 0, chunk.tau.tolist(), RowDraws(self.seed, k, chunk, self.batch)
+        done, at, tau, draws = [], 0, chunk.tau.tolist(), self._draw_rows(k, chunk)
         for until in sorted(set(tau)):
             n = sum(tau_i >= until for tau_i in tau)
             if n < len(w):
@@ -308,13 +327,17 @@ class LocalCohort:
                 for x, y in self.rows.batches(index.transpose(0, 1)):
                     now = None if running is None else running[:n]
                     draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
-                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of)
-                    w, s = self.algorithm.step(order, s, w, g)
+                    loss = make_local_loss(algorithm, order, s, counts[:n])
+                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of, loss=loss)
+                    w, s = algorithm.step(order, s, w, g)
                     at += 1
         if not done:
             return w, s
         out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
+
+    def _draw_rows(self, k: int, chunk: Chunk) -> RowDraws:
+        return RowDraws(self.sample, self.seed, k, chunk, self.batch)
 
     def _seed_generators(self, k: int, ids: Tensor, step: int) -> list[torch.Generator]:
         """One generator per client, for what the model draws in this step."""
@@ -356,7 +379,7 @@ class LocalCohort:
         """Clients side by side on a CUDA device, in captured passes of equally many rows, padded with weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
-        rows = max(1, min(self.block, self.most_rows // lanes.size, max(counts)))
+        rows = max(1, min(self.block, self.most_rows // min(lanes.size, len(counts)), max(counts)))
         j = torch.arange(-(-max(counts) // rows) * rows, device=self.device)
         index = start + torch.where(j < count, j * size // count, 0)
         weight = (j < count).float() / count

@@ -7,9 +7,11 @@ launch; the host never waits inside a round.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +19,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.rows import Feed
+from fedveca.cohorts.local_loss import make_local_loss
 from fedveca.tasks.problem import Problem
 
+Result = TypeVar("Result")
+Turns = Generator[None, None, Result]  # work on a lane that pauses, so that the host can serve the others
+_TURN = 16  # steps
 Running = tuple[Tensor, ...]  # statistics [n, S], or nothing
 PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
 
@@ -37,21 +43,25 @@ class Lanes:
 
     def take_local_steps(
         self,
+        lr: float,
         order: Order,
         s: object,
         index: Tensor,
         tau: list[int],
         running: Running,
+        counts: Tensor,
         seeds: list[int] | None,
     ) -> tuple[Tensor, object, Running]:
-        """w [n, P], s and the statistics [n, S] after each client's tau steps from order.w.
+        """w [n, P], s and the statistics [n, S] after each client's tau steps at rate lr from order.w.
 
-        The rows are index [n, tau, B]; `seeds` are the clients', where the model draws.
+        The rows are index [n, tau, B], their labels are counted in counts [n, C]; `seeds` are the
+        clients', where the model draws.
         """
 
-        def work(lane: Lane, i: int) -> tuple[Tensor, object, Running]:
-            mine, now = tree_map(lambda v: v[i : i + 1], (s, running))
-            return lane.take_local_steps(order, mine, index[i, : tau[i]], now, seeds[i] if seeds else None)
+        def work(lane: Lane, i: int) -> Turns[tuple[Tensor, object, Running]]:
+            mine, now, labels = tree_map(lambda v: v[i : i + 1], (s, running, counts))
+            seed = seeds[i] if seeds else None
+            return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, labels, seed)
 
         done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
         return done
@@ -59,25 +69,33 @@ class Lanes:
     def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
         """F [n] and grad F [n, P] at w [n, P] on the rows index [n, passes, R], which count weight [n, passes, R]."""
 
-        def work(lane: Lane, i: int) -> tuple[Tensor, Tensor]:
+        def work(lane: Lane, i: int) -> Turns[tuple[Tensor, Tensor]]:
             now = tree_map(lambda v: v[i : i + 1], running)
             return lane.probe(w[i : i + 1], index[i], weight[i], now)
 
         found: tuple[Tensor, Tensor] = self._distribute(len(w), work)
         return found
 
-    def _distribute(self, clients: int, work: Callable[[Lane, int], object]) -> Any:
+    def _distribute(self, clients: int, work: Callable[[Lane, int], Turns[Result]]) -> Any:
         """What each client's work gives, side by side; the lanes take turns."""
         while len(self._lanes) < min(self.size, clients):
             self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick, self.feed))
         main = torch.cuda.current_stream()
         for lane in self._lanes:
             lane.stream.wait_stream(main)
-        out = []
-        for i in range(clients):
-            lane = self._lanes[i % len(self._lanes)]
+        waiting = iter(range(clients))
+        active = deque((lane, i, work(lane, i)) for lane, i in zip(self._lanes, waiting, strict=False))
+        out: list[Result | None] = [None] * clients
+        while active:  # turn by turn: a stream that is full would make the host wait while the others are empty
+            lane, i, job = active.popleft()
             with torch.cuda.stream(lane.stream):
-                out.append(work(lane, i))
+                try:
+                    next(job)
+                except StopIteration as end:
+                    out[i] = end.value
+                    active.extend((lane, j, work(lane, j)) for j in islice(waiting, 1))
+                else:
+                    active.append((lane, i, job))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
         return tree_map(lambda *parts: torch.cat(parts), *out)
@@ -122,24 +140,24 @@ class Lane:
         self.probes: CapturedProbe | None = None
 
     def take_local_steps(
-        self, order: Order, s: object, index: Tensor, running: Running, seed: int | None
-    ) -> tuple[Tensor, object, Running]:
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor, seed: int | None
+    ) -> Turns[tuple[Tensor, object, Running]]:
         """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
 
         Each replay draws from where the last one ended, so every step of a client draws anew from its seed.
         """
         if self.steps is None or len(index) > self.steps.room:
-            self.steps = CapturedSteps(self.work, order, s, index, running)
+            self.steps = CapturedSteps(self.work, order, s, index, running, counts)
         for generator in self.generators:
             assert seed is not None
             generator.manual_seed(seed)
-        return self.steps.run(order, s, index, running)
+        return (yield from self.steps.run(lr, order, s, index, running, counts))
 
-    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
         if self.probes is None or index.shape[1] != self.probes.rows or len(index) > self.probes.room:
             self.probes = CapturedProbe(self.work, w, index, weight, running)
-        return self.probes.run(w, index, weight, running)
+        return (yield from self.probes.run(w, index, weight, running))
 
 
 class CapturedSteps:
@@ -149,9 +167,14 @@ class CapturedSteps:
     before has read them.
     """
 
-    def __init__(self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running) -> None:
-        self.work = work
-        self.order, self.s, self.running = tree_map(torch.clone, (order, s, running))
+    def __init__(
+        self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
+    ) -> None:
+        self.work, self.algorithm = work, work.algorithm
+        self.lr = torch.full((), work.algorithm.lr, device=index.device)  # of the round
+        if work.algorithm.is_scheduled:
+            self.algorithm = work.algorithm.with_rate(self.lr)
+        self.order, self.s, self.running, self.counts = tree_map(torch.clone, (order, s, running, counts))
         self.w = order.w.clone()[None]
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
         self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
@@ -159,24 +182,30 @@ class CapturedSteps:
         self.fed = work.pick(index[:1]) if work.feed else None  # x and y of the step
         self.graph = work.capture(self._step)
 
-    def run(self, order: Order, s: object, index: Tensor, running: Running) -> tuple[Tensor, object, Running]:
-        _copy((self.order, self.s, self.running), (order, s, running))
+    def run(
+        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
+    ) -> Turns[tuple[Tensor, object, Running]]:
+        self.lr.fill_(lr)
+        _copy((self.order, self.s, self.running, self.counts), (order, s, running, counts))
         self.w.copy_(order.w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
-        for rows in self.work.feed(index[:, None]) if self.work.feed else [None] * len(index):
+        for step, rows in enumerate(self.work.feed(index[:, None]) if self.work.feed else [None] * len(index), 1):
             if rows:
                 _copy(self.fed, rows)
             self.graph.replay()
+            if step % _TURN == 0:
+                yield
         done: tuple[Tensor, object, Running] = tree_map(torch.clone, (self.w, self.s, self.running))
         return done
 
     def _step(self) -> None:
-        algorithm, problem, pick, _, _, generators = self.work
+        _, problem, pick, _, _, generators = self.work
         x, y = self.fed or pick(self.index.index_select(0, self.at))
         now = self.running[0] if self.running else None
-        g = problem.slope(self.w, x, y, statistics=now, generators=generators or None)
-        w, s = algorithm.step(self.order, self.s, self.w, g)
+        loss = make_local_loss(self.algorithm, self.order, self.s, self.counts)
+        g = problem.slope(self.w, x, y, statistics=now, generators=generators or None, loss=loss)
+        w, s = self.algorithm.step(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)
@@ -193,7 +222,7 @@ class CapturedProbe:
         self.index, self.weight = index[:1].repeat(self.room, 1), weight[:1].repeat(self.room, 1)
         self.graph = work.capture(self._add_pass)
 
-    def run(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+    def run(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         _copy((self.w, self.running), (w, running))
         for v in (self.F, self.g, self.at):
             v.zero_()
@@ -201,6 +230,7 @@ class CapturedProbe:
         self.weight[: len(index)].copy_(weight)
         for _ in range(len(index)):
             self.graph.replay()
+            yield
         return self.F.clone(), self.g.clone()
 
     def _add_pass(self) -> None:

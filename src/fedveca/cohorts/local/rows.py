@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveca.tasks.datasets.dataset import UNIT, moments
+from fedveca.tasks.datasets.dataset import UNIT, moments, read_channels
 from fedveca.tasks.datasets.lazy import LazyRows
 
 _AHEAD = 2  # steps whose rows are read while another one is computed
@@ -40,6 +40,8 @@ class ClientRows:
         self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model takes
         self.unit = UNIT if pixels == "unit" else 1.0  # what a number of a row is multiplied by
         self._moments = None  # what to subtract from each row, and what to multiply it by then
+        channels = read_channels(pixels)
+        self._channels = channels.scaling(device) if channels else None  # the same of each channel of all rows
         self._buffers = threading.local()
         if pixels == "standardised":
             parts = [moments(part) for part in torch.split(self.x, 8192)]
@@ -76,6 +78,8 @@ class ClientRows:
             if self._moments:
                 shift, scale = self._moments
                 ready.sub_(shift.index_select(0, rows)).mul_(scale.index_select(0, rows))
+            elif self._channels:
+                ready.sub_(self._channels[0]).mul_(self._channels[1])
             yield x, y
 
     def _get_buffers(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -92,6 +96,8 @@ class ClientRows:
         x = pick(self.x)
         if self._moments:
             x = (x.float() - pick(self._moments[0])) * pick(self._moments[1])
+        elif self._channels:
+            x = (x.float() - self._channels[0]) * self._channels[1]
         elif self.unit != 1:
             x = x.float() * self.unit
         return x.to(self.kind), pick(self.y)
@@ -109,6 +115,8 @@ class LazyClientRows:
         self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32
         self.unit = UNIT if pixels == "unit" else 1.0
         self.standardised = pixels == "standardised"
+        channels = read_channels(pixels)
+        self._channels = channels.scaling(device) if channels else None
 
     def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """As `ClientRows.pick`."""
@@ -133,16 +141,16 @@ class LazyClientRows:
         labels = self.y.index_select(0, at.flatten()).view(*index.shape, *self.y.shape[1:])
         for raw, y in zip(self._read_ahead(at), labels, strict=True):
             x = raw.to(self.kind)
-            if self.standardised:
-                shift, scale = moments(raw)
-                x.sub_(shift).mul_(scale)
+            scaling = moments(raw) if self.standardised else self._channels
+            if scaling:
+                x.sub_(scaling[0]).mul_(scaling[1])
             yield x.view(*form, *x.shape[1:]), y
 
     def _prepare(self, raw: Tensor) -> Tensor:
         x = raw.to(self.device)
-        if self.standardised:
-            shift, scale = moments(x)
-            x = (x.float() - shift) * scale
+        scaling = moments(x) if self.standardised else self._channels
+        if scaling:
+            x = (x.float() - scaling[0]) * scaling[1]
         elif self.unit != 1:
             x = x.float() * self.unit
         return x.to(self.kind)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_tgz
-from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
+from fedveca.tasks.datasets.dataset import ChannelMoments, Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import NPM, SOURCES, Archive, Contents, Package, Source, published, read_files
 
+MOMENTS = ChannelMoments((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 ROW = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 SIZES = {f"{batch}.bin": 10_000 * ROW for batch in BATCHES}
@@ -29,7 +30,7 @@ def load_cifar10(request: Request) -> Dataset:
     images, labels = zip(*batches, strict=True)
     x, y = torch.from_numpy(np.concatenate(images[:-1])), torch.from_numpy(np.concatenate(labels[:-1]))
     x_test, y_test = torch.from_numpy(images[-1].copy()), torch.from_numpy(labels[-1].copy())
-    return Dataset("cifar10", x, y.long(), x_test, y_test.long(), 10, "standardised", None)
+    return Dataset("cifar10", x, y.long(), x_test, y_test.long(), 10, "standardised", None, channels=MOMENTS)
 
 
 def read_batch(data: bytes, where: object) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ from fedveca.errors import suggest
 from fedveca.tasks.datasets.archives import DataError
 
 UNIT = 1 / 255  # of pixels
+CHANNELS = "channels"  # of the setting pixels; a data set states the numbers with it: see `ChannelMoments.describe`
+_DIGITS = 6  # of a mean or a standard deviation in text
+_ROWS = 8192  # measured at a time
+_PATTERN = re.compile(rf"{CHANNELS}:([-+.,\de]+):([-+.,\de]+)", re.ASCII)
 
 
 class Input(NamedTuple):
@@ -38,6 +43,23 @@ def unpack_inputs(x: Tensor, inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[s
     return tuple(v for v, part in zip(ready, inputs, strict=True) if not part.name), named
 
 
+class ChannelMoments(NamedTuple):
+    """Mean and standard deviation of each channel of a data set's training images, of pixels divided by 255."""
+
+    mean: tuple[float, ...]
+    sd: tuple[float, ...]
+
+    def describe(self) -> str:
+        """As text that states how rows are prepared: `channels:0.1307:0.3081`."""
+        mean, sd = (",".join(f"{v:.{_DIGITS}g}" for v in part) for part in self)
+        return f"{CHANNELS}:{mean}:{sd}"
+
+    def scaling(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """What to subtract from a pixel of 0 ... 255 and what to multiply it by then: [C, 1, 1] each."""
+        mean, sd = (torch.tensor(part, dtype=torch.float64)[:, None, None] for part in self)
+        return (mean / UNIT).float().to(device), (UNIT / sd).float().to(device)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Rows as compact as they came, and how a batch of them becomes the model's input.
@@ -52,9 +74,10 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     classes: int  # 0 where y are numbers
-    pixels: str  # "as-is" | "unit" | "standardised": see `prepare`
+    pixels: str  # "as-is" | "unit" | "standardised" | "channels:MEANS:SDS": see `prepare`
     writer: Tensor | None  # [D] int64: who wrote each training row, where known
     inputs: Inputs = ()  # how a row is split, where a model takes several inputs
+    channels: ChannelMoments | None = None  # as they are published, where they are
 
 
 class Request(NamedTuple):
@@ -99,14 +122,20 @@ def dataset(
 
 
 def prepare(x: Tensor, pixels: str) -> Tensor:
-    """A batch as float32: as it is (tokens stay int64), divided by 255, or each image to mean 0 and sd 1."""
+    """A batch as float32: as it is (tokens stay int64), divided by 255, each image or each channel to mean 0 and sd 1.
+
+    Each channel is scaled by the numbers that `pixels` states, (x / 255 - mean) / sd.
+    """
     if pixels == "as-is":
         return x if x.dtype == torch.int64 else x.to(torch.float32)
     if pixels == "unit":
         return x.to(torch.float32) * UNIT
-    if pixels != "standardised":
-        raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit' or 'standardised'")
-    shift, scale = moments(x)
+    if pixels == "standardised":
+        shift, scale = moments(x)
+    elif channels := read_channels(pixels):
+        shift, scale = channels.scaling(x.device)
+    else:
+        raise DataError(f"pixels is {pixels!r}, not 'as-is', 'unit', 'standardised' or 'channels:MEANS:SDS'")
     return (x.to(torch.float32) - shift) * scale
 
 
@@ -114,6 +143,37 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """What to take from each image [..., C, H, W] to standardise it and what to multiply it by then: [..., 1, 1, 1]."""
     variance, mean = torch.var_mean(x.to(torch.float32), (-3, -2, -1), correction=0, keepdim=True)
     return mean, variance.clamp(min=1 / math.prod(x.shape[-3:])).rsqrt()
+
+
+def read_channels(pixels: str) -> ChannelMoments | None:
+    """The numbers that `ChannelMoments.describe` wrote; None where the text is not of that form."""
+    match = _PATTERN.fullmatch(pixels)
+    try:
+        mean, sd = (tuple(float(v) for v in part.split(",")) for part in match.groups()) if match else ((), ())
+    except ValueError:
+        return None
+    known = bool(mean) and len(mean) == len(sd) and all(map(math.isfinite, (*mean, *sd))) and min(sd) > 0
+    return ChannelMoments(mean, sd) if known else None
+
+
+def is_preparation(pixels: object, rows: Sequence[int]) -> bool:
+    """Whether a text states how rows of this shape are prepared."""
+    channels = read_channels(pixels) if isinstance(pixels, str) else None
+    if channels is not None:
+        return len(rows) == 3 and rows[0] == len(channels.mean)
+    return pixels in ("as-is", "unit", "standardised")
+
+
+def measure_channels(x: Tensor) -> ChannelMoments:
+    """The moments of images [D, C, H, W]; a channel that never changes has the standard deviation 1."""
+    total, square = torch.zeros(2, x.shape[1], dtype=torch.float64)
+    for part in torch.split(x, _ROWS):
+        values = part.double() * UNIT
+        total, square = total + values.sum((0, 2, 3)), square + (values * values).sum((0, 2, 3))
+    count = x.numel() / x.shape[1]
+    mean = total / count
+    sd = (square / count - mean * mean).clamp(min=0).sqrt()
+    return ChannelMoments(tuple(mean.tolist()), tuple(torch.where(sd > 1e-9, sd, 1.0).tolist()))
 
 
 def load(

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from fedveca.tasks.datasets.archives import read_gzip, read_members
-from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
+from fedveca.tasks.datasets.dataset import ChannelMoments, Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import SOURCES, Contents, Package, Source, published
 from fedveca.tasks.datasets.idx import SIZES
 from fedveca.tasks.datasets.mnist import load_idx
@@ -16,7 +16,7 @@ from fedveca.tasks.datasets.mnist import load_idx
 @dataset("fashion-mnist", "70,000 pieces of clothing of 28 x 28 pixels", Recommended(batch=100))
 def load_fashion_mnist(request: Request) -> Dataset:
     """Fashion-MNIST."""
-    return load_idx("fashion-mnist", request)
+    return load_idx("fashion-mnist", request, ChannelMoments((0.2860,), (0.3530,)))
 
 
 def unpack_deb(path: Path) -> Contents:

@@ -12,7 +12,7 @@ import torch
 
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.archives import BROKEN, DataError, quote_error, read_bounded, read_tgz
-from fedveca.tasks.datasets.dataset import Dataset, Recommended, Request, dataset
+from fedveca.tasks.datasets.dataset import ChannelMoments, Dataset, Recommended, Request, dataset
 from fedveca.tasks.datasets.download import (
     NPM,
     PIP,
@@ -33,18 +33,18 @@ LABELS = "qmnist-train-labels-idx2-int"
 def load_mnist(request: Request) -> Dataset:
     """MNIST; the writers of its training rows are column 2 of QMNIST's labels, where these are at hand."""
     writers = find_files("qmnist", request.data_dir)
-    data = load_idx("mnist", request)
+    data = load_idx("mnist", request, ChannelMoments((0.1307,), (0.3081,)))
     if writers is None:
         return data
     people = read_idx(writers[1][LABELS], LABELS)[:, 2]
     return replace(data, writer=torch.from_numpy(np.unique(people, return_inverse=True)[1]))
 
 
-def load_idx(name: str, request: Request) -> Dataset:
+def load_idx(name: str, request: Request, channels: ChannelMoments) -> Dataset:
     """A data set in MNIST's form."""
     files = read_files(name, request.data_dir)[1]
     x, y, x_test, y_test = (torch.from_numpy(read_idx(files[file], file)) for file in SIZES)
-    return Dataset(name, x[:, None], y.long(), x_test[:, None], y_test.long(), 10, "unit", None)
+    return Dataset(name, x[:, None], y.long(), x_test[:, None], y_test.long(), 10, "unit", None, channels=channels)
 
 
 def unpack_npm(path: Path) -> Contents:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.errors import UserError, explain_error
+from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import Inputs
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models.registry import MODELS, Shape, Task
-from fedveca.tasks.problem import Problem, SquaredSvm
+from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 from fedveca.tasks.validate import ROWS, Goal, Metric, display_name, validate_model
 
 Model = nn.Module | Callable[[Shape, int], nn.Module]
@@ -41,6 +43,7 @@ def model(
     norm_stats: str = "average",
     inputs: Inputs = (),
     compiled: bool = False,
+    augment: str | Augmentation = "",
 ) -> Problem:
     """Makes the problem that a named model, or a custom module or factory, poses on rows of a shape.
 
@@ -62,6 +65,7 @@ def model(
         norm_stats: What becomes of running statistics: "average", "local" or "fixed".
         inputs: How a row is split, where the model takes several inputs.
         compiled: Whether its operations are fused on a CUDA device.
+        augment: What changes the rows of local steps at random: the setting's text, or a function of a batch.
 
     Returns:
         The model and the loss as pure functions of one vector.
@@ -100,10 +104,23 @@ def model(
             wanted = f"rows of shape {list(shape)} and {outputs} {'classes' if classes else 'numbers'}"
             raise UserError(f"{said} cannot be built for {wanted}: {explain_error(error)}") from error
     if isinstance(module, SquaredSvm) and custom is None and name in MODELS:
+        if augment:
+            raise UserError(f"augment does not go with {said}, whose gradient is in closed form; take model=logistic")
         return module
     if not isinstance(module, nn.Module):
         raise UserError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise UserError(f"{said} has lazy parameters; build it with the sizes that shape and classes give")
     goal = Goal.of(loss, metric, classes)
-    return validate_model(module, said, goal, x, y, precision, norm_stats=norm_stats, inputs=inputs, compiled=compiled)
+    return validate_model(
+        module,
+        said,
+        goal,
+        x,
+        y,
+        precision,
+        norm_stats=norm_stats,
+        inputs=inputs,
+        compiled=compiled,
+        augment=augment,
+    )

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedveca.errors import UserError
 from fedveca.tasks.models.registry import Task, named_model, require_numbers
-from fedveca.tasks.problem import SquaredSvm
+from fedveca.tasks.svm import SquaredSvm
 
 
 @named_model("svm", "the paper's squared SVM: even labels against odd ones")

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from fedveca.errors import UserError
-from fedveca.tasks.problem import SquaredSvm
+from fedveca.tasks.svm import SquaredSvm
 
 Shape = tuple[int, ...]
 NORMS = ("auto", "none", "group", "batch")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from fedveca.runs.experiment import Experiment, describe_task
+from fedveca.algorithms.registry import is_adaptive
+from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FLOWER, LOCAL, find_starter
@@ -101,10 +102,26 @@ def describe_end(run: Run, width: int = 10**6, before: str = "") -> str:
     return fit_parts([(0, name), (1, f"{short_label(metric)} {value}"), (3, f"loss {loss}"), (2, seconds)], width)
 
 
-def describe_start(e: Experiment, device: str, width: int = 10**6) -> list[str]:
+def describe_start(e: Experiment, device: str, width: int = 10**6, folder: Path | None = None) -> list[str]:
     """What runs and where, in lines of at most `width` characters where words allow."""
-    settings = (f"{e.rounds} rounds", f"batch {e.batch}", f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}")
+    probe = [f"probe {count_probe_rows(e)}"] if e.probe == "auto" else []
+    settings = [f"{e.rounds} rounds", f"batch {e.batch}", *probe, f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}"]
+    if e.epochs:
+        settings.insert(2, _describe_epochs(e, folder))
     return fill_lines([*describe_task(e).split(", "), *settings], width)
+
+
+def _describe_epochs(e: Experiment, folder: Path | None) -> str:
+    """The epochs per round, and what they are in local steps where the run's folder says so."""
+    text = f"epochs {e.epochs}{' at the start' if is_adaptive(e.method) else ''}"
+    try:
+        found = read_object(folder, "environment.json").get("steps") if folder else None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int for n in found):
+        return f"epochs {e.epochs}"
+    few, many = found
+    return f"{text} ({few if few == many else f'{few} to {many}'} local steps per client)"
 
 
 def fill_lines(parts: list[str], width: int) -> list[str]:

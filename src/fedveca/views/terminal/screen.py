@@ -181,7 +181,7 @@ class Screen(ComparisonObserver):
         self._rows = {"": _Row(experiment)}
         self._show_head()
         if not self.quiet and not self._total:
-            for line in describe_start(experiment, self.device or find_device(folder), self._width):
+            for line in describe_start(experiment, self.device or find_device(folder), self._width, folder):
                 self._say(line)
             if folder:
                 self._say(str(folder), "dim")

@@ -1,0 +1,446 @@
+"""Any PyTorch module with a loss as pure functions of one flat vector."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedveca.algorithms.contract import LocalLoss, Named, Outputs
+from fedveca.errors import UserError
+from fedveca.tasks.augment import Augmentation
+from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
+from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row, read_direction
+from fedveca.tasks.randomness import draw_from
+
+Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
+ALIGNMENT = 16  # bytes
+FEW = 6  # clients that are quicker one by one than mapped
+
+
+class ModuleProblem:
+    """Any module, with cross-entropy and accuracy unless others are given.
+
+    The vector holds the parameters that require a gradient. Convolution weights lie channels-last in it: that is what
+    the CPU's kernels want. Frozen parameters and constant buffers stay in the module. A local step is in training mode;
+    everything else (the probe, the test) is in evaluation mode.
+    """
+
+    autograd = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        said: str = "the model",
+        loss: Rows = cross_entropy,
+        metric: Rows = accuracy,
+        precision: str = "float32",
+        measure: str = "accuracy",
+        *,
+        running: Sequence[str] = (),
+        fixed: Sequence[str] = (),
+        random: bool = False,
+        inputs: Inputs = (),
+        compiled: bool = False,
+        augment: Augmentation | None = None,
+    ) -> None:
+        """Takes the module as it is; `validate_model` finds `running` and `random` out by trying it.
+
+        Args:
+            module: What is trained.
+            said: What an error calls it.
+            loss: A function of (scores, y), one number per row.
+            metric: A function of (scores, y).
+            precision: Arithmetic of the layers: "float32" or "bfloat16".
+            measure: The metric's name.
+            running: The buffers that training changes, by name.
+            fixed: Buffers that training would change, but may not: their layers stay in evaluation mode.
+            random: Whether training draws random numbers inside the module.
+            inputs: How a row is split into several inputs; empty where it is one.
+            compiled: Whether the model's operations are fused on a CUDA device, where it neither draws nor has
+                running statistics.
+            augment: Changes the rows of each local step before the model sees them, at random.
+        """
+        check_module(module, said)
+        self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
+        self.measure, self.whole, self.inputs = measure, False, inputs
+        self.quiet = sorted({name.rpartition(".")[0] for name in fixed})  # layers that stay in evaluation mode
+        self.better = read_direction(metric, f"metric ({measure})")
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trained.items()}
+        self.sizes = [p.numel() for p in trained.values()]
+        self.size = sum(self.sizes)
+        buffers = dict(module.named_buffers())
+        self.running = {name: buffers[name].shape for name in running}
+        self.statistics = sum(math.prod(shape) for shape in self.running.values())
+        self.augment, self.row_bytes = augment, 0
+        self.random = random or augment is not None
+        self._hash: str | None = None
+        single = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase  # quicker for one client than mapped over several
+        slower = any(isinstance(m, single) for m in module.modules())
+        self.mapped = not (slower or running or self.random)
+        self.compiled = compiled and not (running or fixed or random)
+        self._programs: dict[bool, Program] = {}  # by whether it is for training
+        self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
+        self._lock = threading.Lock()
+        self._local = threading.local()  # replicas: dict[torch.device, Replica]
+
+    def init(self) -> Tensor:
+        return self.flat([p.detach() for p in self.module.parameters() if p.requires_grad])
+
+    def initial_statistics(self) -> Tensor:
+        buffers = dict(self.module.named_buffers())
+        return torch.cat([torch.empty(0), *(buffers[name].detach().reshape(-1) for name in self.running)])
+
+    def targets(self, y: Tensor) -> Tensor:
+        return y
+
+    def flat(self, parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat([(p.permute(0, 2, 3, 1) if p.dim() == 4 else p).reshape(-1) for p in parts])
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        out = {}
+        for (name, shape), part in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True):
+            if len(shape) == 4:
+                out[name] = part.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+            else:
+                out[name] = part.view(shape)
+        return out
+
+    def named_statistics(self, statistics: Tensor) -> dict[str, Tensor]:
+        """[S] as the module's running buffers."""
+        parts = torch.split(statistics, [math.prod(shape) for shape in self.running.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.running.items(), parts, strict=True)}
+
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        statistics = model[self.size :] if len(model) > self.size else self.initial_statistics().to(model.device)
+        found = self.named(model[: self.size]) | self.named_statistics(statistics)
+        first = {id(v): name for name, v in self.module.named_parameters()}
+        first |= {id(v): name for name, v in self.module.named_buffers()}
+        out: dict[str, Tensor] = {}
+        for name, v in self.module.state_dict(keep_vars=True).items():
+            if isinstance(v, Tensor):
+                known = found.get(first.get(id(v), name))
+                here = v.detach().to(model.device) if known is None else known
+                out[name] = here if known is not None and first.get(id(v)) == name else here.clone()
+        return out
+
+    def hash_fixed(self) -> str:
+        if self._hash is None:  # a node is asked for it with every message
+            self._hash = self._hash_fixed()
+        return self._hash
+
+    def _hash_fixed(self) -> str:
+        fixed: list[tuple[str, Tensor]] = [(n, p) for n, p in self.module.named_parameters() if not p.requires_grad]
+        fixed += [(name, v) for name, v in self.module.named_buffers() if name not in self.running]
+        found = hashlib.sha256()
+        for name, v in fixed:
+            found.update(repr((name, v.dtype, tuple(v.shape))).encode())
+            found.update(v.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest() if fixed else ""
+
+    def gradients(
+        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._gradients(w, x, y, weight, statistics, None, training=False)
+
+    def slope(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: float = 1.0,
+        *,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+        loss: LocalLoss | None = None,
+    ) -> Tensor:
+        x = x if unit == 1 else x * unit
+        if self.augment is not None:
+            x = self._augment(self.augment, x, generators)
+        return self._gradients(w, x, y, None, statistics, generators, training=True, local=loss)[1]
+
+    def _augment(self, change: Augmentation, x: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+        """Rows [n, B, ...] changed for one local step; each client's draws come before those of its model."""
+        changed = []
+        for i, rows in enumerate(x):
+            with torch.no_grad(), nullcontext() if generators is None else draw_from(generators[i]):
+                changed.append(change(rows))
+        return torch.stack(changed) if len(changed) > 1 else changed[0][None]
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            scores = self.scores(w, x, statistics)
+            return self.loss(scores, y).mean(), torch.as_tensor(self.metric(scores, y), dtype=torch.float32).mean()
+
+    def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
+        """In evaluation mode."""
+        return self._replica(w.device).scores(w, x, statistics)
+
+    def buffers_in_use(self) -> dict[str, Tensor]:
+        """The buffers of this thread's replica on the CPU, which passes may have changed."""
+        return dict(self._replica(torch.device("cpu")).module.named_buffers())
+
+    def _gradients(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        statistics: Tensor | None,
+        generators: Sequence[torch.Generator] | None,
+        training: bool,
+        local: LocalLoss | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if self.compiled and w.is_cuda and local is None:
+            program = self._compile(training, w.device)
+            found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
+            return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
+        replica = self._replica(w.device)
+        if len(w) > FEW and self.mapped and local is None:
+            replica.set_mode(training)
+            one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
+            g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
+            return loss, g
+        alone = [
+            replica(
+                w[i],
+                x[i],
+                y[i],
+                None if weight is None else weight[i],
+                None if statistics is None else statistics[i],
+                None if generators is None else generators[i],
+                training,
+                None if local is None else local.select(i),
+            )
+            for i in range(len(w))
+        ]
+        if len(alone) == 1:
+            return alone[0][0][None], alone[0][1][None]
+        return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
+
+    def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        args, named = unpack_inputs(x, self.inputs)
+        out = functional_call(module, self.named(w), args, named)
+        return _mean(per_row(self.loss(to_scores(out), y)), weight)
+
+    def _compile(self, training: bool, device: torch.device) -> Program:
+        """grad F and F of one client as fused kernels, made on the first call for rows of a shape."""
+        if training not in self._programs:
+            self._replica(device)
+            module = copy.deepcopy(self._placed[device]).train(training)
+
+            def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+                x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+                with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bfloat16"):
+                    args, named = unpack_inputs(x, self.inputs)
+                    out = functional_call(module, self.named(w), args, named)
+                return _mean(per_row(self.loss(to_scores(out).float(), y)), weight)
+
+            self._programs[training] = torch.compile(grad_and_value(loss), dynamic=False)
+        return self._programs[training]
+
+    def fork(self) -> ModuleProblem:
+        other = ModuleProblem.__new__(ModuleProblem)
+        other.__dict__.update(self.__dict__, _local=threading.local())  # the frozen part and programs are shared
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy or another process needs: neither threads' replicas nor locks."""
+        left = ("_local", "_lock", "_placed", "_programs")
+        return {name: v for name, v in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._placed, self._programs, self._lock, self._local = {}, {}, threading.Lock(), threading.local()
+
+    def _replica(self, device: torch.device) -> Replica:
+        """A module changes while it is called, so each thread has its own on each device."""
+        mine: dict[torch.device, Replica] = self._local.__dict__.setdefault("replicas", {})
+        if device not in mine:
+            with self._lock:
+                if device not in self._placed:
+                    self._placed[device] = copy.deepcopy(self.module).to(device)
+                mine[device] = Replica(self, self._placed[device])
+        return mine[device]
+
+
+class Replica:
+    """A copy of the module whose parameters and statistics are views of the vectors at hand."""
+
+    def __init__(self, network: ModuleProblem, module: nn.Module) -> None:
+        self.network = network
+        shared: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
+        shared += [v for name, v in module.named_buffers() if name not in network.running]
+        self.module = copy.deepcopy(module, {id(v): v for v in shared})
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        buffers = dict(self.module.named_buffers())
+        self.running = [buffers[name] for name in network.running]
+        owners = [name.rpartition(".") for name in network.running]
+        self.owners = [(self.module.get_submodule(place), name) for place, _, name in owners]
+        self.initial = torch.cat([v.reshape(-1) for v in self.running]) if self.running else None
+        self.copied: list[tuple[Tensor, Tensor]] = []  # statistics whose place is not aligned, and their copy
+        self.training: bool | None = None
+        self.head = find_head(self.module)
+
+    def __call__(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        statistics: Tensor | None,
+        generator: torch.Generator | None,
+        training: bool,
+        local: LocalLoss | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """F and grad F at one w [P]; of a method's loss where it is given, for one client."""
+        others = self._find_others(local.models, x, statistics) if local else {}  # before w is loaded
+        self.set_mode(training)
+        self._load(w, statistics)
+        with draw_from(generator) if generator is not None else nullcontext():
+            out = self._find_outputs(x) if local else None
+            scores = self._forward(x) if out is None else out.scores
+        self._return_statistics()
+        if local and out:
+            counts = nn.functional.pad(local.counts, (0, scores.shape[-1] - len(local.counts)))
+            loss = _mean(local.method(self._base, out, y, counts, others), weight)
+        else:
+            loss = _mean(self._base(scores, y), weight)
+        return loss.detach(), self.network.flat(
+            torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        )
+
+    def _base(self, scores: Tensor, y: Tensor) -> Tensor:
+        return per_row(self.network.loss(scores, y))
+
+    @torch.no_grad()
+    def _find_others(self, models: Named, x: Tensor, statistics: Tensor | None) -> dict[str, Outputs]:
+        """What other models give for the same rows, in evaluation mode."""
+        self.set_mode(False)
+        found = {}
+        for name, w in models.items():
+            self._load(w, statistics)
+            found[name] = self._find_outputs(x)
+        return found
+
+    def _find_outputs(self, x: Tensor) -> Outputs:
+        if self.head is None:
+            scores = self._forward(x)
+            return Outputs(scores, scores.flatten(1))
+        seen: list[Tensor] = []
+        with self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+            scores = self._forward(x)
+        return Outputs(scores, (seen[-1].float() if seen else scores).flatten(1))
+
+    def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
+        self.set_mode(False)
+        self._load(w, statistics)
+        return self._forward(x)
+
+    def set_mode(self, training: bool) -> None:
+        if self.training is not training:
+            self.module.train(training)
+            for name in self.network.quiet:
+                self.module.get_submodule(name).training = False
+            self.training = training
+
+    def _load(self, w: Tensor, statistics: Tensor | None) -> None:
+        for p, part in zip(self.parameters, self.network.named(w).values(), strict=True):
+            p.data = part if is_aligned(part) else part.clone()
+        self.copied = []
+        if self.initial is not None:
+            now = self.initial.clone() if statistics is None else statistics
+            for v, part in zip(self.running, self.network.named_statistics(now).values(), strict=True):
+                v.data = part if is_aligned(part) else part.clone()
+                self.copied += [] if v.data_ptr() == part.data_ptr() else [(part, v)]
+
+    def _return_statistics(self) -> None:
+        """Statistics that are elsewhere now, replaced by the module or in an aligned copy, go where they belong."""
+        for (owner, name), v in zip(self.owners, self.running, strict=True):
+            found = getattr(owner, name)
+            if found is not v:
+                v.data.copy_(found.detach())
+                setattr(owner, name, v)
+        for part, v in self.copied:
+            part.copy_(v.data)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        args, named = unpack_inputs(x, self.network.inputs)
+        args = tuple(v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v for v in args)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.network.precision == "bfloat16"):
+            out = self.module(*args, **named)
+        return to_scores(out).float()
+
+
+def find_head(module: nn.Module) -> nn.Linear | None:
+    """The last linear layer, whose input is a row's features; None where no other layer has parameters."""
+    layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    linear = [m for m in layers if isinstance(m, nn.Linear)]
+    return linear[-1] if linear and len(layers) > 1 else None
+
+
+def is_aligned(part: Tensor) -> bool:
+    """Whether kernels may read a stretch of a vector where it is: some of cuDNN's need its start at 16 bytes."""
+    return not part.is_cuda or part.data_ptr() % ALIGNMENT == 0
+
+
+def to_scores(out: object) -> Tensor:
+    """The scores in what a module returns: a tensor, or the logits of a Hugging Face output, or the first of several.
+
+    Raises:
+        UserError: Where there is no tensor of scores in it.
+    """
+    found = out
+    if not isinstance(found, Tensor):
+        found = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", None)
+    if found is None and isinstance(out, tuple | list) and out:
+        found = out[0]
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"it returns {type(out).__name__}; a model gives a tensor of scores, or an object with `logits`"
+        )
+    return found
+
+
+def _mean(rows: Tensor, weight: Tensor | None) -> Tensor:
+    return rows.mean() if weight is None else (rows * weight).sum()
+
+
+def check_module(module: nn.Module, said: str) -> None:
+    """UserError where a module cannot be trained as a function of one vector."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        frozen = ", which are all frozen" if any(True for _ in module.parameters()) else ""
+        raise UserError(f"{said} has no parameters to train{frozen}")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise UserError(f"{said} has SyncBatchNorm ({name}), which needs several processes; use nn.BatchNorm2d")
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise UserError(
+                f"{said}: {name} has no running statistics (track_running_stats=False), so that the scores of a row "
+                "change with the other rows of its batch; leave that argument out, or use nn.GroupNorm"
+            )
+        tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
+        if tracks and part.momentum is None:
+            raise UserError(
+                f"{said}: {name} has momentum=None, an average over all batches so far that clients cannot share; "
+                "give it a momentum such as 0.1"
+            )
+    other = [name for name, p in trained.items() if p.dtype != torch.float32]
+    if other:
+        raise UserError(
+            f"{said}: parameter {other[0]} is {trained[other[0]].dtype}; what is trained is float32 "
+            "(only frozen parameters may be of another type)"
+        )
+    broken = [name for name, p in module.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
+    if broken:
+        raise UserError(f"{said}: parameter {broken[0]} is not finite (NaN or infinity); training starts from it")

@@ -1,0 +1,79 @@
+"""The paper's squared SVM, in closed form: no autograd, many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import LocalLoss
+from fedveca.tasks.losses import Better
+
+
+class SquaredSvm:
+    """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
+
+    ridge = 0.1
+    mapped, autograd = True, False
+    measure, whole = "accuracy", False
+    better: Better | None = "higher"
+    statistics, random, row_bytes = 0, False, 0
+
+    def __init__(self, features: int) -> None:
+        self.size = features
+
+    def init(self) -> Tensor:
+        return torch.zeros(self.size)
+
+    def initial_statistics(self) -> Tensor:
+        return torch.empty(0)
+
+    def targets(self, y: Tensor) -> Tensor:
+        """s, float32; what is s already stays as it is."""
+        return y if y.is_floating_point() else (1 - 2 * (y & 1)).float()
+
+    def gradients(
+        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, s = x.flatten(2), self.targets(y)
+        slack = self._slack(w, x, s)
+        each = slack / x.shape[1] if weight is None else slack * weight
+        loss = 0.5 * (self.ridge * (w * w).sum(-1) + (each * slack).sum(-1))
+        return loss, torch.baddbmm(w[:, None], (each * s)[:, None], x, beta=self.ridge, alpha=-1)[:, 0]
+
+    def slope(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        unit: float = 1.0,
+        *,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+        loss: LocalLoss | None = None,
+    ) -> Tensor:
+        x, s = x.flatten(2), self.targets(y)
+        pull = self._slack(w, x, s, unit).mul_(s)
+        return torch.baddbmm(w[:, None], pull[:, None], x, beta=self.ridge, alpha=-unit / x.shape[1])[:, 0]
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        margin = self.targets(y) * (x.flatten(1) @ w)
+        slack = (1 - margin).clamp(min=0)
+        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), (margin > 0).float().mean()
+
+    def _slack(self, w: Tensor, x: Tensor, s: Tensor, unit: float = 1.0) -> Tensor:
+        """max(0, 1 - s unit w.x) [n, B]; as w @ x.T it is three times as fast as x @ w."""
+        return torch.rsub(torch.bmm(w[:, None], x.transpose(1, 2))[:, 0].mul_(s), 1, alpha=unit).clamp_(min=0)
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        return {"w": w}
+
+    def state(self, model: Tensor) -> dict[str, Tensor]:
+        return self.named(model)
+
+    def hash_fixed(self) -> str:
+        return ""
+
+    def fork(self) -> SquaredSvm:
+        return self
