@@ -172,7 +172,7 @@ def _count_classes(y: Tensor, classes: int) -> int:
 
 
 def from_torch(
-    dataset: Any, *, test: Any = 0.2, tokens: bool = False, lazy: bool = False, targets: Any = None, name: str = ""
+    dataset: Any, *, test: Any = 0.2, tokens: bool = False, lazy: bool = False, targets: object = None, name: str = ""
 ) -> Dataset:
     """Makes a data set of a map-style torch.utils.data.Dataset of pairs (x, y), which is read once.
 
@@ -312,7 +312,7 @@ def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
     return torch.cat([column.to(kind) for column in columns], 1), tuple(inputs)
 
 
-def _open_rows(x: Any, said: str, tokens: bool) -> LazyRows:
+def _open_rows(x: object, said: str, tokens: bool) -> LazyRows:
     """Rows that stay in their file."""
     if isinstance(x, dict | tuple):
         raise UserError(f"{said} has several inputs, which lazy=True cannot read; put them side by side into one array")
@@ -330,7 +330,7 @@ def _wrap_rows(reader: RowReader, said: str, tokens: bool) -> LazyRows:
     return LazyRows(reader, torch.int64 if tokens else torch.uint8 if image else torch.float32, said)
 
 
-def _read_test(x: Any, rows: Tensor | LazyRows, tokens: bool) -> tuple[Tensor | LazyRows, Inputs]:
+def _read_test(x: object, rows: Tensor | LazyRows, tokens: bool) -> tuple[Tensor | LazyRows, Inputs]:
     """The test rows: next to lazily read ones, what lies in a file is read lazily too, and other rows are converted."""
     if isinstance(rows, LazyRows) and isinstance(x, LazyRows | np.memmap | str | os.PathLike):
         return _open_rows(x, "x of test", tokens), ()

@@ -78,6 +78,7 @@ def same(a: Run, b: Run) -> None:
     [
         {},
         {"pixels": "standardised"},
+        {"sampling": "shuffle", "augment": "flip"},
         pytest.param({"model": "cnn"}, marks=pytest.mark.slow),
         {"pixels": "as-is", "lr": 0.0001},
         {"model": "svm", "method": "scaffold", "probe": 0},

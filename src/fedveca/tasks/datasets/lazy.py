@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import weakref
-from typing import Any, Protocol, overload
+from typing import Protocol, overload
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ class RowReader(Protocol):
     def read(self, index: Tensor) -> Tensor:
         """The rows index [n], [n, ...] on the CPU, in memory of their own."""
         ...
+
+
+class Items(Protocol):
+    """A map-style data set of pairs (x, y), torch.utils.data.Dataset's or any other."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int, /) -> object: ...
 
 
 class LazyRows:
@@ -162,7 +169,7 @@ class ItemReader:
 
     fixed = False
 
-    def __init__(self, dataset: Any, said: str) -> None:
+    def __init__(self, dataset: Items, said: str) -> None:
         self.dataset, self.said, self._lock = dataset, f"{said} ({type(dataset).__name__})", threading.Lock()
         try:
             rows = len(dataset)
@@ -202,7 +209,7 @@ class ItemReader:
                 )
         return torch.stack(found)
 
-    def _read_pair(self, i: int) -> tuple[Tensor, Any]:
+    def _read_pair(self, i: int) -> tuple[Tensor, object]:
         try:
             item = self.dataset[i]
         except TypeError as error:
@@ -214,7 +221,7 @@ class ItemReader:
         return to_tensor(item[0], f"{self.said}: x of row {i}"), item[1]
 
 
-def load_file(values: Any, said: str) -> Any:
+def load_file(values: object, said: str) -> object:
     """What an .npy file holds, mapped, where `values` is its path; else `values` as they are."""
     if not isinstance(values, str | os.PathLike):
         return values
@@ -225,7 +232,7 @@ def load_file(values: Any, said: str) -> Any:
         raise UserError(f"{said}={show_value(os.fspath(values))} is not an .npy file of numbers: {why}") from error
 
 
-def open_array_file(values: Any, said: str) -> FileReader:
+def open_array_file(values: object, said: str) -> FileReader:
     """The file of an array that is mapped from one, or of an .npy file's path."""
     array = load_file(values, said)
     if not isinstance(array, np.memmap) or array.filename is None:
