@@ -152,7 +152,7 @@ def test_the_captured_probe_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(engine, "_LANE_BYTES", 0)
     here = train(FedVeca(0.002), "cpu")
     for rows in (10**6, 32):  # in one pass, and in several of which the last is padded
-        monkeypatch.setattr(engine, "_CUDA_PROBE_BYTES", rows * 16 * 10**5)
+        monkeypatch.setattr(engine, "_CUDA_PROBE_SHARE", rows * 16 * 10**5 / torch.cuda.mem_get_info()[0])
         there = train(FedVeca(0.002), "cuda")
         assert here[1] == there[1]
         assert float((here[0] - there[0]).abs().max()) < 1e-4

@@ -82,7 +82,7 @@ class Algorithm(ABC, Generic[State, Carry]):
 
     lr: float  # eta
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
-    needs_mean: ClassVar[bool] = False  # whether `track` uses the mean of the directions
+    needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
 
@@ -147,7 +147,10 @@ class Algorithm(ABC, Generic[State, Carry]):
 
     @abstractmethod
     def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        """Vectors for the mean, numbers for the server, memory for the client's next round."""
+        """Vectors for the mean, numbers for the server, memory for the client's next round.
+
+        A method that needs the mean of its directions takes it as one more argument, `mean`, as `track` has it.
+        """
 
 
 def descend(w: Tensor, d: Tensor, lr: float | Tensor) -> Tensor:

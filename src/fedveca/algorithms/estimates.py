@@ -18,7 +18,6 @@ class Walk(NamedTuple):
     far: Tensor  # [1] |w_k - w_lambda|
     beta: Tensor  # [1] the largest so far
     spread: Tensor  # [1] delta's numerator over (lambda + 1), the largest so far
-    mean: Tensor | NoCarry = ()  # [P] of the directions so far, where the optimiser is not plain SGD
 
 
 def start_walk(g0: Tensor) -> Walk:
@@ -36,7 +35,7 @@ def extend_walk(s: Walk, g: Tensor, moved: Tensor, lr: float, mean: Tensor | NoC
     far = norm(moved)
     total = norm(mean) * (s.lam + 1) if isinstance(mean, Tensor) else far / lr  # |sum of the steps' directions|
     spread = torch.where(s.lam > 0, total**2 / (s.lam + 1), 0.0)  # A2.17
-    return Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread), mean)
+    return Walk(s.g0, s.lam + 1, far, torch.maximum(s.beta, beta), torch.maximum(s.spread, spread))
 
 
 def estimate_delta(spread: Tensor, grad_last: Tensor) -> Tensor:

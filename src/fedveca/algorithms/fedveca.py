@@ -66,6 +66,8 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
     def track(self, order: Order, s: Walk, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> Walk:
         return extend_walk(s, g, order.w - w, self.lr, mean)
 
-    def finish(self, order: Order, s: Walk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(
+        self, order: Order, s: Walk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)  # (6)
         return {"G": G, "grad": s.g0}, {"beta": s.beta, "spread": s.spread}, {}

@@ -27,20 +27,24 @@ class Range(NamedTuple):
             return f"{'>' if self.open_ends else '>='} {self.low}"
         return f"{left}{self.low}, {self.high}{right}"
 
-    def check(self, name: str, value: object, kind: type[Number]) -> Number:
-        """The value as `kind`; UserError with one sentence where it is of another type or out of range."""
+    def check(self, name: str, value: object, kind: type[Number], allowed: str = "") -> Number:
+        """The value as `kind`; UserError with one sentence where it is of another type or out of range.
+
+        `allowed` is what the sentence says of the allowed values, where the range is not all of them.
+        """
+        allowed = allowed or str(self)
         if type(value) is int and abs(value) > 10**30:  # neither a float nor, beyond 4300 digits, a text
-            raise UserError(f"{name} is out of range: a number of more than 30 digits; allowed: {self}")
+            raise UserError(f"{name} is out of range: a number of more than 30 digits; allowed: {allowed}")
         number = kind(value) if kind is float and type(value) is int else value
         if type(number) is not kind:
-            raise UserError(f"{name}={show_value(value, 120)} is not {kind.__name__}; allowed: {self}")
+            raise UserError(f"{name}={show_value(value, 120)} is not {kind.__name__}; allowed: {allowed}")
         most = LARGEST if kind is int else LARGEST_FLOAT
         if most < number < math.inf:
             raise UserError(f"{name}={number} is out of range; at most {most}")
         above = self.low < number if self.open_ends else self.low <= number
         below = number < self.high if self.open_ends is True else number <= self.high
         if not (above and below) or not math.isfinite(number):
-            raise UserError(f"{name}={number} is out of range; allowed: {self}")
+            raise UserError(f"{name}={number} is out of range; allowed: {allowed}")
         return number
 
 

@@ -133,7 +133,9 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         return w, RecipeCarry(algorithm.track(order, s.s, w, g, mean), moments, mean, steps)
 
     def finish(self, order: Order, s: RecipeCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        vectors, numbers, memory = self.algorithm.finish(order, s.s, w, self.local.lengths(tau, self.lr))
+        mean = {"mean": s.mean} if self.algorithm.needs_mean else {}
+        length = self.local.lengths(tau, self.lr)
+        vectors, numbers, memory = self.algorithm.finish(order, s.s, w, length, **mean)
         return vectors, numbers, memory | (_name_moments(s.moments) if self.local.keep else {})
 
 

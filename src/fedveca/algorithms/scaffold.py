@@ -18,14 +18,9 @@ class ScaffoldState(NamedTuple):
     c: Tensor  # [P] sum_i p_i c_i over all clients, those never seen counting as zero
 
 
-class ScaffoldCarry(NamedTuple):
-    c: Tensor  # [P] c_i
-    mean: Tensor | NoCarry = ()  # [P] of the directions so far, where the optimiser is not plain SGD
-
-
 @method("scaffold", title="SCAFFOLD", colour="#0072B2", dash="__", paper=5)
 @dataclass(frozen=True)
-class Scaffold(Algorithm[ScaffoldState, ScaffoldCarry]):
+class Scaffold(Algorithm[ScaffoldState, Tensor]):
     """A step goes along g - c_i + c; c_i becomes the mean gradient of the client's last round."""
 
     lr: float
@@ -45,17 +40,16 @@ class Scaffold(Algorithm[ScaffoldState, ScaffoldCarry]):
     def memory(self, w: Tensor) -> Named:
         return {"c": torch.zeros_like(w)}
 
-    def start(self, order: Order, memory: Named, g0: Tensor) -> ScaffoldCarry:
-        return ScaffoldCarry(memory["c"])
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
+        return memory["c"]
 
-    def direction(self, order: Order, s: ScaffoldCarry, w: Tensor, g: Tensor) -> Tensor:
-        return g - s.c + order.aux["c"]
+    def direction(self, order: Order, s: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return g - s + order.aux["c"]
 
-    def track(self, order: Order, s: ScaffoldCarry, w: Tensor, g: Tensor, mean: Tensor | NoCarry) -> ScaffoldCarry:
-        return ScaffoldCarry(s.c, mean)
-
-    def finish(self, order: Order, s: ScaffoldCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(
+        self, order: Order, s: Tensor, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / self.lr
-        mean = s.mean if isinstance(s.mean, Tensor) else G / tau
+        mean = mean if isinstance(mean, Tensor) else G / tau
         dc = mean - order.aux["c"]  # c_i+ - c_i, Option II
-        return {"G": G, "dc": dc}, {}, {"c": s.c + dc}
+        return {"G": G, "dc": dc}, {}, {"c": s + dc}

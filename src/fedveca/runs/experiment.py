@@ -25,6 +25,7 @@ from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 PRESET_BYTES = 2**20  # of a TOML file
+FEWEST_PROBED, MOST_PROBED = 32, 1024  # rows of probe=auto
 DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 _NAMES = load_catalog()  # of data sets, models and so on
@@ -51,10 +52,23 @@ MethodName = Literal[
     "fedyogi",
 ]
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
-ModelName = Literal["svm", "logistic", "mlp", "cnn", "vgg11", "resnet18", "lstm", "gpt"]
+ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
 MetricName = Literal["auto", "accuracy", "absolute_error"]
-PartitionName = Literal["case1", "case2", "case3", "iid", "dirichlet", "shards", "quantity", "writer"]
+PartitionName = Literal[
+    "case1",
+    "case2",
+    "case3",
+    "iid",
+    "dirichlet",
+    "dirichlet_niid",
+    "dirichlet_balanced",
+    "labels",
+    "shards",
+    "quantity",
+    "power_law",
+    "writer",
+]
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
 Init = Literal["paper", "torch"]
@@ -71,6 +85,7 @@ ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerState = Literal["reset", "keep"]
 OnOff = Literal["off", "on"]
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
+Auto = Literal["auto"]
 _INITS = get_args(Init)
 
 
@@ -104,18 +119,19 @@ def option(
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     forms: Iterable[str] = (),
+    words: tuple[str, ...] = (),
     custom: bool = False,
     group: str,
     rare: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
 
-    `forms` says what a text looks like that is read by a function of its own.
+    `forms` says what a text looks like that is read by a function of its own. `words` are allowed next to numbers.
     `group` is the subject under which a list shows it; a list folds what is `rare`.
     """
     allowed = Range(low, high, open_ends)
-    metadata = {"text": text, "of": of, "some": some, "range": allowed, "custom": custom, "group": group, "rare": rare}
-    metadata["forms"] = tuple(forms)
+    more = {"some": some, "words": words, "range": allowed, "custom": custom, "group": group, "rare": rare}
+    metadata = {"text": text, "of": of, "forms": tuple(forms), **more}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -210,11 +226,23 @@ class Experiment:
         "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round",
         forms=("NUMBER", "LOW..HIGH"),
     )
-    probe: int = _steps.rare(1024, "rows of each client for F_i(w_k) and its gradient (0: all)", low=0)
+    probe: int | Auto = _steps.rare(
+        "auto",
+        "rows of each client for F_i(w_k) and its gradient (auto: a fifth of those of tau_0 steps; 0: all)",
+        low=0,
+        words=get_args(Auto),
+    )
     keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
     mu: float = method_option(_steps, "mu")
-    concentration: float = _clients(0.5, "dirichlet, quantity: small is uneven", low=0, open_ends=True)
+    concentration: float = _clients(
+        0.5, "dirichlet, dirichlet_niid, dirichlet_balanced, quantity: small is uneven", low=0, open_ends=True
+    )
     shards: int = _clients.rare(2, "shards: pieces of one label each client gets", low=1)
+    labels_per_client: int = _clients.rare(2, "labels: labels that each client has", low=1)
+    exponent: float = _clients.rare(1.0, "power_law: sizes fall as 1 / rank^exponent (0: equal)", low=0)
+    feature_noise: float = _clients.rare(
+        0.0, "noise on training rows: variance feature_noise * i / N at the i-th of N clients (0: off)", low=0
+    )
     heterogeneity: float = _clients.rare(1.0, "synthetic: 0 makes all clients alike", low=0)
     hidden: int = _task.rare(64, "mlp, lstm, gpt: hidden units; vgg11, resnet18: channels of the first stage", low=1)
     layers: int = _task.rare(2, "lstm, gpt: number of layers", low=1, high=1000)
@@ -285,6 +313,7 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        self._check_optimisers()
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
         epochs = parse_epochs(self.epochs)
@@ -294,7 +323,6 @@ class Experiment:
             raise UserError(
                 f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
             )
-        self._check_optimisers()
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":
@@ -365,7 +393,8 @@ def is_path(init: str) -> bool:
 
 
 TYPES: dict[str, type] = {
-    name: hint if isinstance(hint, type) else str for name, hint in get_type_hints(Experiment).items()
+    name: hint if isinstance(hint, type) else int if int in get_args(hint) else str
+    for name, hint in get_type_hints(Experiment).items()
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
 FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
@@ -374,6 +403,7 @@ FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a 
     "rounds": 100,
     "batch": 100,
     "lr": 0.01,
+    "probe": 1024,
 }
 _init = Experiment.__init__
 
@@ -506,22 +536,28 @@ def range_of(field: SettingField) -> str:
         return f"some of {', '.join(some)}"
     if forms := field.metadata["forms"]:
         return " | ".join(forms)
-    return "text" if TYPES[field.name] is str else str(field.metadata["range"])
+    if TYPES[field.name] is str:
+        return "text"
+    return " or ".join((*field.metadata["words"], str(field.metadata["range"])))
 
 
 def _typed(key: str, value: str) -> Any:
-    kind = TYPES[key]
+    kind, words = TYPES[key], FIELDS[key].metadata["words"]
+    if value in words:
+        return value
     try:
         return kind(value)
     except ValueError:
         word = {int: "a whole number", float: "a number"}[kind]
-        raise UserError(f"{key}={printable(value)} is not {word}; allowed: {range_of(FIELDS[key])}") from None
+        hint = suggest(value, words)
+        raise UserError(f"{key}={printable(value)} is not {word}{hint}; allowed: {range_of(FIELDS[key])}") from None
 
 
 def _checked(field: SettingField, value: Any) -> Any:
     kind, m = TYPES[field.name], field.metadata
     if kind is not str:
-        return m["range"].check(field.name, value, kind)
+        is_word = type(value) is str and value in m["words"]
+        return value if is_word else m["range"].check(field.name, value, kind, range_of(field))
     if type(value) is not str:
         raise UserError(f"{field.name}={show_value(value, 120)} is not str; allowed: {range_of(field)}")
     if field.name != "data_dir" and any(unicodedata.category(c) in LINES for c in value):
@@ -552,6 +588,16 @@ def find_default(key: str, e: Experiment) -> object:
     """A setting's default, which may depend on the experiment's data set or model."""
     default = FIELDS[key].default
     return default.find(getattr(e, default.by)) if isinstance(default, TaskDefault) else default
+
+
+def count_probe_rows(e: Experiment) -> int:
+    """The most rows of a client on which it computes F_i(w_k) and its gradient; 0 is all of them.
+
+    `auto` is a fifth of the rows of tau_0 local steps, within bounds. It depends on settings alone: every engine, every
+    node and a resumed run have the same number, and a client has the same rows in every round. FedVeca's clients take
+    fewer steps than tau_0 on average, so that a fifth of those is up to a third of the steps that they take.
+    """
+    return max(FEWEST_PROBED, min(MOST_PROBED, e.tau_0 * e.batch // 5)) if e.probe == "auto" else e.probe
 
 
 def name_experiment(e: Experiment, name: str = "digits-case3") -> str:

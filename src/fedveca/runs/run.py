@@ -23,7 +23,7 @@ from fedveca.runs.build import Built, build, describe_rows
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
-from fedveca.runs.experiment import Experiment, is_path
+from fedveca.runs.experiment import Experiment, count_probe_rows, is_path
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
@@ -99,6 +99,7 @@ def run(
     built = build(experiment, device, cohort=cohort, **custom)
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics)
     environment = describe_environment(device)
+    environment["probe"] = count_probe_rows(built.experiment)
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:

@@ -106,6 +106,7 @@ class Environment(TypedDict, total=False):
     better: dict[str, Direction]  # what a custom metric stated about itself
     rows: RowForm  # what a model of the run takes
     steps: list[int]  # the fewest and the most local steps that epochs gives a client
+    probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedveca.errors import UserError
 
+_TURNS = 20  # in which dirichlet_balanced deals the rows, at most
+
 
 class Shares(NamedTuple):
     """Rows grouped by client: those of client i are rows[start[i]:start[i + 1]], in rising order."""
@@ -32,6 +34,8 @@ class Deal(NamedTuple):
     generator: torch.Generator
     concentration: float  # Dirichlet: small is uneven
     shards: int  # per client
+    labels_per_client: int
+    exponent: float  # power_law: how fast sizes fall
     writer: Tensor | None  # [D] who wrote each row
 
 
@@ -40,20 +44,21 @@ class PartitionRule(NamedTuple):
 
     deal: Callable[[Deal], Tensor]  # -> [D]: the client that owns each row
     text: str
-    random: bool  # whether it deals again where a client is left without a row
+    random: bool  # whether it deals again where a client has fewer rows than `fewest`
     needs: Literal["", "number", "label"]  # what y must hold for each row, where it matters
+    fewest: int  # rows of a client
 
 
 RULES: dict[str, PartitionRule] = {}
 
 
 def rule(
-    text: str, *, random: bool = False, needs: Literal["", "number", "label"] = ""
+    text: str, *, random: bool = False, needs: Literal["", "number", "label"] = "", fewest: int = 1
 ) -> Callable[[Callable[[Deal], Tensor]], Callable[[Deal], Tensor]]:
     """Registers the function below it as the partition of its name."""
 
     def register(deal: Callable[[Deal], Tensor]) -> Callable[[Deal], Tensor]:
-        RULES[deal.__name__] = PartitionRule(deal, text, random, needs)
+        RULES[deal.__name__] = PartitionRule(deal, text, random, needs, fewest)
         return deal
 
     return register
@@ -68,6 +73,8 @@ def partition(
     seed: int = 0,
     concentration: float = 0.5,
     shards: int = 2,
+    labels_per_client: int = 2,
+    exponent: float = 1.0,
     writer: Tensor | None = None,
 ) -> Shares:
     """Deals rows to clients by a rule; no client is left without one.
@@ -78,8 +85,10 @@ def partition(
         classes: Number of labels.
         clients: Number of clients.
         seed: Of the rules that draw.
-        concentration: Of dirichlet and quantity: small is uneven.
+        concentration: Of the rules that draw from a Dirichlet distribution: small is uneven.
         shards: Pieces of each client, for shards.
+        labels_per_client: Labels of each client, for labels.
+        exponent: How fast the clients' sizes fall, for power_law; with 0 they are equal.
         writer: [D] who wrote each row, for writer.
 
     Returns:
@@ -99,19 +108,22 @@ def partition(
         )
     if clients > len(y):
         raise UserError(f"clients={clients} is more than the {len(y)} training rows; at most one client per row")
-    for attempt in range(20):  # random rules may leave a client empty: deal again
+    for attempt in range(20):  # random rules may give a client too few rows: deal again
         generator = torch.Generator().manual_seed((seed * 1_000_003 + attempt) % 2**63)
-        owner = chosen.deal(Deal(y, classes, clients, generator, concentration, shards, writer))
+        owner = chosen.deal(
+            Deal(y, classes, clients, generator, concentration, shards, labels_per_client, exponent, writer)
+        )
         sizes = torch.bincount(owner, minlength=clients)
-        if bool((sizes > 0).all()):
+        if bool((sizes >= chosen.fewest).all()):
             start = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             return Shares(torch.argsort(owner, stable=True), start)
         if not chosen.random:
             break
-    empty = int((sizes == 0).sum())
+    few = "a row" if chosen.fewest == 1 else f"{chosen.fewest} rows"
+    other = " or a larger concentration" if chosen.random else " or a smaller exponent" if kind == "power_law" else ""
     raise UserError(
-        f"partition={kind} leaves {empty} of {clients} clients without a row; "
-        "take fewer clients" + (" or a larger concentration" if kind in ("dirichlet", "quantity") else "")
+        f"partition={kind} leaves {int((sizes < chosen.fewest).sum())} of {clients} clients without {few}; "
+        f"take fewer clients{other}"
     )
 
 
@@ -212,6 +224,80 @@ def dirichlet(d: Deal) -> Tensor:
     return owner
 
 
+@rule("dirichlet as NIID-Bench draws it: a full client gets no further label", random=True, needs="label", fewest=10)
+def dirichlet_niid(d: Deal) -> Tensor:
+    """Label after label, a client that has its even share D / N of the rows gets none of the labels that follow."""
+    owner, sizes = torch.empty_like(d.y), torch.zeros(d.clients, dtype=torch.int64)
+    for label in range(d.classes):
+        mine = (d.y == label).nonzero()[:, 0]
+        room = (sizes * d.clients < len(d.y)).double()
+        shares = _dirichlet(d.concentration, (d.clients,), d.generator) * room
+        shares = shares if float(shares.sum()) > 0 else room
+        edges = (shares / shares.sum().clamp(min=1e-300)).cumsum(0)
+        at = (torch.randperm(len(mine), generator=d.generator).double() + 0.5) / len(mine)
+        owner[mine] = torch.searchsorted(edges, at).clamp(max=d.clients - 1)
+        sizes += torch.bincount(owner[mine], minlength=d.clients)
+    return owner
+
+
+@rule("clients of equal size, the labels of each drawn from Dirichlet(concentration)", needs="label")
+def dirichlet_balanced(d: Deal) -> Tensor:
+    """Each client draws its mix of labels and takes its rows by it, in turns: so no client is left with the rest."""
+    mix = _dirichlet(d.concentration, (d.clients, d.classes), d.generator)
+    left = torch.bincount(d.y, minlength=d.classes)
+    sizes = len(d.y) // d.clients + (torch.arange(d.clients) < len(d.y) % d.clients).long()
+    counts = torch.zeros(d.clients, d.classes, dtype=torch.int64)
+    turns = max(1, min(_TURNS, int(sizes[0])))
+    for turn in range(turns):
+        wanted = sizes * (turn + 1) // turns - sizes * turn // turns
+        for i in torch.randperm(d.clients, generator=d.generator).tolist():
+            need = int(wanted[i])
+            while need:
+                weight = mix[i] * (left > 0)
+                weight = weight if float(weight.sum()) > 0 else left.double()  # its own labels have run out
+                drawn = torch.multinomial(weight, need, replacement=True, generator=d.generator)
+                got = torch.minimum(torch.bincount(drawn, minlength=d.classes), left)
+                counts[i] += got
+                left -= got
+                need -= int(got.sum())
+    owner = torch.empty_like(d.y)
+    for label in range(d.classes):
+        whose = torch.arange(d.clients).repeat_interleave(counts[:, label])
+        owner[d.y == label] = whose[torch.randperm(len(whose), generator=d.generator)]
+    return owner
+
+
+@rule("each client has `labels_per_client` labels, each label divided evenly among its clients", needs="label")
+def labels(d: Deal) -> Tensor:
+    """Client i has label i mod C and others at random, as in NIID-Bench; fewer clients than labels share them all."""
+    known = torch.unique(d.y)  # labels that have rows
+    count, k = len(known), d.labels_per_client
+    if k > count:
+        raise UserError(f"labels_per_client={k} is more than the {count} labels of the rows")
+    if d.clients * k < count:
+        raise UserError(
+            f"clients={d.clients} with labels_per_client={k} leave labels without a client; {count} labels need "
+            f"labels_per_client={-(-count // d.clients)} or more"
+        )
+    has = torch.zeros(d.clients, count, dtype=torch.bool)
+    for i in range(d.clients):
+        has[i, i % count :: max(1, d.clients)] = True
+        others = torch.randperm(count, generator=d.generator)
+        others = others[~has[i, others]]
+        has[i, others[: k - int(has[i].sum())]] = True
+    owner = torch.empty_like(d.y)
+    for at, label in enumerate(known.tolist()):
+        mine, whose = d.y == label, has[:, at].nonzero()[:, 0]
+        rows = int(mine.sum())
+        if rows < len(whose):
+            raise UserError(
+                f"partition=labels gives label {label} to {len(whose)} clients, and it has {rows} rows; "
+                "take fewer clients or labels_per_client"
+            )
+        owner[mine] = whose[torch.randperm(rows, generator=d.generator) % len(whose)]
+    return owner
+
+
 @rule("sorted by label and cut into pieces, `shards` for each client", needs="number")
 def shards(d: Deal) -> Tensor:
     """Rows sorted by label (or by a number to predict) are cut into clients x shards equal pieces, dealt at random."""
@@ -230,6 +316,14 @@ def quantity(d: Deal) -> Tensor:
     edges = _dirichlet(d.concentration, (d.clients,), d.generator).cumsum(0)
     at = (torch.randperm(len(d.y), generator=d.generator).double() + 0.5) / len(d.y)
     return torch.searchsorted(edges, at).clamp(max=d.clients - 1)
+
+
+@rule("alike but for their sizes, which fall as 1 / rank^exponent")
+def power_law(d: Deal) -> Tensor:
+    """IID labels; client i has a share of the rows in proportion to (i + 1)^-exponent, within one row."""
+    weight = torch.arange(1, d.clients + 1, dtype=torch.float64) ** -d.exponent
+    at = (torch.randperm(len(d.y), generator=d.generator).double() + 0.5) / len(d.y)
+    return torch.searchsorted((weight / weight.sum()).cumsum(0), at).clamp(max=d.clients - 1)
 
 
 @rule("each row to who wrote it")

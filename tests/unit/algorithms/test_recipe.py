@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import fedveca
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold
@@ -87,6 +88,16 @@ def test_chunks_threads_and_the_debug_engine_agree(algorithm: Algorithm, kind: s
         assert [record["tau"] for record in same] == [record["tau"] for record in tau]
         off = float((w - together).norm() / together.norm())  # Adam's unit steps make much of a gradient near 0
         assert off < (1e-3 if "adam" in kind else 2e-5)
+
+
+@pytest.mark.parametrize("kind", OPTIMISERS)
+@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+def test_what_a_client_carries_keeps_its_form(algorithm: Algorithm, kind: str) -> None:
+    """A captured CUDA graph copies it from step to step."""
+    recipe, order = Recipe(algorithm, OPTIMISERS[kind]), Order(torch.ones(1, 3), {"c": torch.zeros(3)})
+    s = recipe.start(order, {n: v[None] for n, v in recipe.memory(torch.ones(3)).items()}, torch.ones(1, 3))
+    after = recipe.step(order, s, order.w, torch.ones(1, 3))[1]
+    assert [v.shape for v in tree_leaves(s)] == [v.shape for v in tree_leaves(after)]
 
 
 # the clients' optimisers, as torch has them
@@ -385,7 +396,7 @@ def test_a_rate_in_a_tensor_gives_the_same_steps() -> None:
                 s, w = a.start(order, memory, g), order.w
                 for _ in range(3):
                     w, s = a.step(order, s, w, g + w)
-                ends.append(torch.cat([w, *(v.flatten() for v in torch.utils._pytree.tree_leaves(s))]))
+                ends.append(torch.cat([w, *(v.flatten() for v in tree_leaves(s))]))
             assert torch.allclose(ends[0], ends[1], rtol=1e-5, atol=1e-6), name_of(algorithm)
 
 

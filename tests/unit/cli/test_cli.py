@@ -263,7 +263,8 @@ def test_run_prints_its_rounds_and_leaves_its_folder(capsys: Capture, here: Path
     done = Run.open(here / "a")
     assert (done.experiment.rounds, done.experiment.lr, done.experiment.batch) == (3, 0.01, 32)  # words on both sides
     assert (
-        err.splitlines()[0] == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, lr 0.01, seed 0, on CPU"
+        err.splitlines()[0]
+        == "FedVeca, svm on digits, 5 clients, case3, 3 rounds, batch 32, probe 64, lr 0.01, seed 0, on CPU"
     )
     assert err.splitlines()[-4:] == ["next:", "  fedveca report a", "  fedveca show a", "  fedveca board ."]
     rounds = [line for line in err.splitlines() if "  round " in line]
@@ -390,7 +391,7 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
     ("argv", "names"),
     [
         (["run", *FAST, "--out", "a"], {"folder", "summary"}),
-        (["compare", *FAST, "rounds=2", "--seeds", "1", "--out", "c"], {"folder", "report", "table"}),
+        (["compare", *FAST, "rounds=2", "--seeds", "2", "--out", "c"], {"folder", "report", "table", "differences"}),
         (["partition", "clients=4"], {"clients", "labels"}),
         (["list"], {"methods", "data", "models", "partitions", "presets", "settings"}),
     ],
@@ -405,6 +406,8 @@ def test_json_is_one_object_and_nothing_else(argv: list[str], names: set[str], c
     if "table" in told:
         assert told["table"] == json.loads((here / "c" / "table.json").read_text())
         assert (here / told["report"]).exists()
+        assert {gap["seeds"] for gap in told["differences"]} == {2}
+        assert {gap["model"] for gap in told["differences"]} == {"kept", "last"}
     if "labels" in told:
         assert sum(map(sum, told["labels"])) == 1438
     if "settings" in told:

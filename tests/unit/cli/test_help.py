@@ -180,6 +180,8 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
     assert "used by every method" in told("lr")
     assert "dirichlet the shares of each label are drawn" in told("partition")
     assert "one of these, or package.module:factory" in told("model")
+    assert "default auto" in (probe := told("probe"))
+    assert "allowed auto or >= 0 used by every method" in probe
     assert "allowed some of tensorboard, mlflow, wandb, with commas between" in told("track")
     assert told("fedprox").endswith("kind method settings mu example fedveca run method=fedprox")
     assert "lr 0.05 example fedveca run digits-case3" in told("digits-case3")

@@ -18,6 +18,7 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05), Corrected(0.05)]
+SLOW_MLP = pytest.param("mlp", marks=pytest.mark.slow)
 UNEQUAL = torch.tensor([7, 2, 3, 1, 9, 2, 4, 2])
 
 
@@ -31,7 +32,7 @@ def trained(algorithm: Algorithm, name: str, **options: Any) -> tuple[Tensor, li
     return seen[-1][0].w, [trace["tau"] for _, trace in seen]
 
 
-@pytest.mark.parametrize("name", ["svm", "mlp"])
+@pytest.mark.parametrize("name", ["svm", SLOW_MLP])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_chunks_and_threads_do_not_change_the_result(algorithm: Algorithm, name: str) -> None:
     """One client at a time is the plain path; every faster one agrees with it."""
@@ -42,7 +43,7 @@ def test_chunks_and_threads_do_not_change_the_result(algorithm: Algorithm, name:
         assert float((w - plain).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["svm", "mlp"])
+@pytest.mark.parametrize("name", ["svm", SLOW_MLP])
 @pytest.mark.parametrize("drawn", [1, 8 * 8 * 2, 8 * 8 * 5])  # rows of 8 clients: blocks of 1, 2 and 5 steps
 def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for algorithm in (FedVeca(0.05), Scaffold(0.05)):
@@ -64,7 +65,7 @@ def test_chunks_and_threads_of_convolutions() -> None:
 
 
 @pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.3:0.4"])
-@pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
+@pytest.mark.parametrize("name", ["svm", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pixels: str) -> None:
     data = load("digits")
     x = (data.x * 255).to(torch.uint8)

@@ -54,6 +54,7 @@ def test_loss_is_what_is_minimised() -> None:
         ({"batch": 3}, "batch", 3),
         ({"seed": 5}, "seed", 5),
         ({"probe": 77}, "probe", 77),
+        ({"tau_0": 20}, "probe", 64),
         ({"keep": "last"}, "want_loss", False),
         ({"keep": "rollback"}, "want_loss_after", True),
         ({"memory_mb": 9}, "memory_bytes", 9 * 2**20),
@@ -87,6 +88,18 @@ def test_concentration_makes_sizes_uneven() -> None:
         load_data(replace(E, partition="quantity", concentration=c))[1].sizes.double().std() for c in (1000.0, 0.3)
     )
     assert float(uneven) > 5 * float(even)
+
+
+def test_labels_per_client_are_those_of_partition_labels() -> None:
+    for k in (1, 3):
+        data, shares = load_data(replace(E, partition="labels", clients=10, labels_per_client=k))
+        assert (label_counts(shares, data.y, 10) > 0).sum(1).tolist() == [k] * 10
+
+
+def test_the_exponent_makes_sizes_uneven() -> None:
+    even, uneven = (load_data(replace(E, partition="power_law", exponent=x))[1].sizes for x in (0.0, 2.0))
+    assert int(even.max() - even.min()) <= 1
+    assert int(uneven[0]) == pytest.approx(4 * int(uneven[1]), abs=4)
 
 
 def test_shards_are_the_pieces_of_a_client() -> None:

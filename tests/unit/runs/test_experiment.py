@@ -35,6 +35,7 @@ from fedveca.runs.experiment import (
     Experiment,
     TaskDefault,
     choices,
+    count_probe_rows,
     describe_default,
     find_default,
     parse_settings,
@@ -57,8 +58,13 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
-    fixed |= PLAIN
+    fixed = {
+        "model": "svm",
+        "faults": "drop:0.2,scale:0.1:-3",
+        "dp_noise": 0.0,
+        "augment": "crop:4,flip",
+        "epochs": "",
+    } | PLAIN
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":
@@ -68,7 +74,8 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     if m["some"]:
         return st.lists(st.sampled_from(m["some"])).map(",".join)
     if TYPES[key] is int:
-        return st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
+        numbers = st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
+        return st.sampled_from(m["words"]) | numbers if m["words"] else numbers
     if TYPES[key] is float:
         low, high, open_ends = m["range"]
         ends: dict[str, Any] = {"exclude_min": bool(open_ends), "exclude_max": open_ends is True and high < math.inf}
@@ -89,7 +96,7 @@ def test_odd_strings_survive_toml(data: str, method: str, folder: str) -> None:
     assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
-@given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "data_dir")}))
+@given(st.fixed_dictionaries({key: in_range(key) for key in ("clients", "lr", "alpha", "keep", "probe", "data_dir")}))
 def test_words_say_what_python_says(values: dict[str, Any]) -> None:
     assert parse_settings([f"{key}={value}" for key, value in values.items()]) == values
 
@@ -110,6 +117,8 @@ def test_types_are_the_four_of_toml_and_defaults_are_valid() -> None:
         ("rounds=1.5", "rounds=1.5 is not a whole number; allowed: >= 1"),
         ("rounds=", "rounds= is not a whole number; allowed: >= 1"),
         ("lr=fast", "lr=fast is not a number; allowed: > 0"),
+        ("probe=aut", "probe=aut is not a whole number (did you mean auto?); allowed: auto or >= 0"),
+        ("probe=1.5", "probe=1.5 is not a whole number; allowed: auto or >= 0"),
         ("roundz=3", "roundz is not a setting; did you mean rounds?"),
         ("qqqqqq=3", "qqqqqq is not a setting; `fedveca list` shows all"),
         ("=3", "'' is not a setting; `fedveca list` shows all"),
@@ -144,7 +153,10 @@ def test_words_refused(word: str, said: str) -> None:
         ("rounds", 0, "rounds=0 is out of range; allowed: >= 1"),
         ("tau_0", 0, "tau_0=0 is out of range; allowed: [1, 100000]"),
         ("tau_max", 1, "tau_max=1 is out of range; allowed: [2, 100000]"),
-        ("probe", -1, "probe=-1 is out of range; allowed: >= 0"),
+        ("probe", -1, "probe=-1 is out of range; allowed: auto or >= 0"),
+        ("probe", "all", "probe='all' is not int; allowed: auto or >= 0"),
+        ("probe", 1.5, "probe=1.5 is not int; allowed: auto or >= 0"),
+        ("probe", 10**400, "probe is out of range: a number of more than 30 digits; allowed: auto or >= 0"),
         ("seed", 2**31, "seed=2147483648 is out of range; at most 2147483647"),
         ("batch", 10**400, "batch is out of range: a number of more than 30 digits; allowed: >= 1"),
         ("lr", 10**400, "lr is out of range: a number of more than 30 digits; allowed: > 0"),
@@ -427,6 +439,7 @@ def test_editors_are_offered_what_is_accepted() -> None:
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
         offered = get_args(literals[0]) if literals else ()
         named = {"model": tuple(MODELS), "init": ("paper", "torch")}.get(key) or choices(FIELDS[key])
+        named = named or FIELDS[key].metadata["words"]
         assert set(offered) == set(named), key
         free = FIELDS[key].metadata["custom"] or key == "init"  # which may be a path
         assert (str in get_args(hint)) == bool(literals and free), key
@@ -453,3 +466,30 @@ def test_help_shows_every_setting() -> None:
 )
 def test_a_run_is_named_by_what_runs(words: list[str], name: str) -> None:
     assert parse_experiment(words)[0] == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"tau_0": 10, "batch": 100}, 200),
+        ({"tau_0": 10, "batch": 32}, 64),
+        ({"tau_0": 2, "batch": 8}, 32),  # never fewer
+        ({"tau_0": 195, "batch": 32}, 1024),  # never more
+        ({"probe": 77}, 77),
+        ({"probe": 0}, 0),  # all
+    ],
+)
+def test_probe_auto_is_a_fifth_of_the_rows_of_the_first_steps(settings: dict[str, Any], rows: int) -> None:
+    assert count_probe_rows(Experiment(**settings)) == rows
+
+
+def test_the_papers_presets_probe_all_rows() -> None:
+    stated = {name: preset(name)["probe"] for name in presets() if "probe" in preset(name)}
+    papers = ("cnn-cifar10-case3", "cnn-mnist-case3", "svm-mnist-case1", "svm-mnist-case2", "svm-mnist-case3")
+    assert stated == dict.fromkeys(papers, 0)
+    assert Experiment().probe == "auto"
+
+
+def test_a_folder_of_version_0_1_has_its_probe() -> None:
+    assert read_experiment('data = "digits"\n').probe == 1024
+    assert read_experiment(Experiment().toml()).probe == "auto"

@@ -309,7 +309,10 @@ def test_a_users_factory_refused(own: str, factory: str, said: str) -> None:
         ("{own}_torn:f", "cannot be imported: .*syntax"),
         (":f", "cannot be imported: Empty module name$"),
         (".relative:f", "cannot be imported: "),
-        ("rnn", "is not known; it is cnn, gpt, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory$"),
+        (
+            "rnn",
+            "is not known; it is cnn, gpt, lenet, logistic, lstm, mlp, resnet18, svm, vgg11 or package.module:factory$",
+        ),
     ],
 )
 def test_what_is_no_factory_is_refused(own: str, name: str, said: str) -> None:

@@ -270,8 +270,26 @@ def test_rows_that_do_not_fit_get_one_sentence(call: Callable[[], Problem], said
         call()
 
 
+def test_lenet_is_the_tutorials() -> None:
+    """62,006 parameters on CIFAR-10, as in PyTorch's tutorial; the scores are those of its layers in a row."""
+    made = model("lenet", (3, 32, 32), CLASSES)
+    assert isinstance(made, ModuleProblem)
+    assert made.size == 62_006
+    net, (x, _) = made.module, images(3, (3, 32, 32))
+    layers = dict(net.named_children())
+    for name in ("conv1", "conv2"):
+        x = nn.functional.max_pool2d(layers[name](x).clamp(min=0), 2)
+    x = x.flatten(1)
+    for name in ("fc1", "fc2"):
+        x = layers[name](x).clamp(min=0)
+    assert torch.allclose(net(images(3, (3, 32, 32))[0]), layers["fc3"](x), atol=1e-6)
+    assert model("lenet", (1, 28, 28), CLASSES).size == 44_426
+    with pytest.raises(UserError, match=r"model=lenet needs images .* of 16 x 16 or more, not \[1, 8, 8\]"):
+        model("lenet", (1, 8, 8), CLASSES)
+
+
 def test_every_model_has_a_line_of_text() -> None:
-    assert list(MODELS) == ["cnn", "gpt", "logistic", "lstm", "mlp", "resnet18", "svm", "vgg11"]
+    assert list(MODELS) == ["cnn", "gpt", "lenet", "logistic", "lstm", "mlp", "resnet18", "svm", "vgg11"]
     assert all(entry.text for entry in MODELS.values())
 
 

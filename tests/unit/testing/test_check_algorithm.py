@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveca import algorithms
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
 from fedveca.algorithms.contract import ServerState
-from fedveca.algorithms.scaffold import ScaffoldCarry, ScaffoldState
+from fedveca.algorithms.scaffold import ScaffoldState
 from fedveca.testing import check_algorithm
 
 METHODS = [
@@ -44,8 +44,8 @@ class ScalesTheReport(FedNova):
 
 
 class SpoilsMemory(Scaffold):
-    def start(self, order: Order, memory: Named, g0: Tensor) -> ScaffoldCarry:
-        return ScaffoldCarry(memory["c"].add_(1e-3))
+    def start(self, order: Order, memory: Named, g0: Tensor) -> Tensor:
+        return memory["c"].add_(1e-3)
 
 
 class ForgetsP(FedNova):

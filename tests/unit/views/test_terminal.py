@@ -74,7 +74,7 @@ def test_in_a_file_every_tenth_of_the_rounds_is_a_line(capsys: Capture) -> None:
             screen.round(record(k, **({"epsilon": 1.5} if k == 19 else {})))
         screen.end(Run(E, [], {}))
     head, *lines = capsys.readouterr().err.splitlines()
-    assert head == "FedVeca, svm on digits, 5 clients, case3, 20 rounds, batch 16, lr 0.01, seed 0, on CPU"
+    assert head == "FedVeca, svm on digits, 5 clients, case3, 20 rounds, batch 16, probe 32, lr 0.01, seed 0, on CPU"
     assert [line.split("  ")[1] for line in lines] == [f"round {k}/20" for k in range(2, 21, 2)]
     assert lines[0].split("  ")[-1] == "tau [3, 4]"  # two rounds say too little about the time left
     last = ["fedveca seed 0", "round 20/20", "accuracy 75.00 %", "loss 0.5000", "tau [3, 4]", "epsilon 1.5", "0 s left"]

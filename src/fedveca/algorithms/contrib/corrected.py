@@ -98,12 +98,13 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         walk = extend_walk(s.walk, g, order.w - w, self.lr, mean)  # from beta the correction cancels
         return CorrectedWalk(s.turn, walk)
 
-    def finish(self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+    def finish(
+        self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
         G = (order.w - w) / (self.lr * tau)
-        vectors, mean = {"G": G, "grad": s.walk.g0}, G
-        if isinstance(s.walk.mean, Tensor):
-            mean = vectors["mean"] = s.walk.mean
-        return vectors, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": mean - s.turn}
+        vectors = {"G": G, "grad": s.walk.g0} | ({"mean": mean} if isinstance(mean, Tensor) else {})
+        c = vectors.get("mean", G) - s.turn
+        return vectors, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": c}
 
 
 def averaged(old: Tensor, new: Tensor, smooth: float) -> Tensor:

@@ -303,7 +303,7 @@ def _find_names(
     w = torch.zeros(1, 1)
     order = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
     s = algorithm.start(order, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
-    vectors, numbers, _ = algorithm.finish(order, algorithm.step(order, s, w, w)[1], w, torch.ones(1, 1))
+    vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
     more = {"loss"} if want_loss or algorithm.needs_gradient else set()
     both = {*vectors} | ({STATISTICS} if statistics else set())
     return {*numbers} | more | ({"after"} if want_loss_after else set()), both

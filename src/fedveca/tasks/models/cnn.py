@@ -1,4 +1,4 @@
-"""The paper's CNN."""
+"""Small convolutional networks: the paper's CNN, and LeNet as the benchmarks of others have it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """maxpool(relu(conv(x) + b)) with bias and ReLU after the pooling: the same, on a quarter of the numbers."""
     assert conv.bias is not None
     x = nn.functional.conv2d(x, conv.weight, padding=2)
-    if x.is_cuda and _import_kernels() and not (x.shape[2] % 2 or x.shape[3] % 2):
+    even = not (x.shape[2] % 2 or x.shape[3] % 2)
+    if x.is_cuda and even and not torch.compiler.is_compiling() and _import_kernels():  # a compiler fuses it itself
         return _import_kernels().pool(x, conv.bias)  # type: ignore[no-any-return]
     return torch.relu(nn.functional.max_pool2d(x, 2) + conv.bias[:, None, None])
 
@@ -55,3 +56,32 @@ def _import_kernels() -> Any:
 def build_cnn(task: Task) -> nn.Module:
     require_images("cnn", task, 4)
     return Cnn(task.shape, task.outputs, task.init)
+
+
+class LeNet(nn.Module):
+    """5x5 convolutions of 6 and 16 channels without padding, each pooled by 2, then 120 and 84 units.
+
+    It is the small CNN of PyTorch's tutorial, of NIID-Bench and of BlazeFL; `init` is always PyTorch's.
+    """
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        left = [(size - 4) // 2 for size in ((height - 4) // 2, (width - 4) // 2)]
+        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * left[0] * left[1], 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(torch.relu(self.conv1(x)), 2)
+        x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
+        out: Tensor = self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x.flatten(1))))))
+        return out
+
+
+@named_model("lenet", "LeNet for images: the small CNN of NIID-Bench and BlazeFL")
+def build_lenet(task: Task) -> nn.Module:
+    require_images("lenet", task, 16)
+    return LeNet(task.shape, task.outputs)

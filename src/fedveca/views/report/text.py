@@ -16,10 +16,23 @@ PARTITIONS = {
     "case3": "half of the clients share the lower labels evenly, the others have upper labels of their own (Case 3)",
     "iid": "rows are dealt at random",
     "dirichlet": "each label is shared out by Dirichlet({concentration:g})",
+    "dirichlet_niid": "each label is shared out by Dirichlet({concentration:g}) as in NIID-Bench",
+    "dirichlet_balanced": "clients are of equal size, their labels are drawn from Dirichlet({concentration:g})",
+    "labels": "each client has {labels_per_client} of the labels",
     "shards": "each client has {shards} pieces of the rows sorted by label",
     "quantity": "labels are mixed, sizes are drawn from Dirichlet({concentration:g})",
+    "power_law": "labels are mixed, sizes fall as 1 / rank^{exponent:g}",
     "writer": "each client has the rows of its own writers",
 }
+PARTITION_SETTINGS = (
+    "clients",
+    "partition",
+    "concentration",
+    "shards",
+    "labels_per_client",
+    "exponent",
+    "feature_noise",
+)
 MODEL_TITLES = {"svm": "squared SVM", "cnn": "CNN", "mlp": "MLP"}
 CASES = {"case1": "Case 1", "case2": "Case 2", "case3": "Case 3", "dirichlet": "Dirichlet({concentration:g})"}
 MOST_LABELS = 7  # in one sentence; the table has them all
@@ -58,7 +71,7 @@ def ask_question(curves: Sequence[Curve]) -> str:
         said = [f"Which of {labels} trains the best {task}?"]
     else:
         said = [f"Which of these trains the best {task}: {labels}?"]
-    if _count_values(curves, "clients", "partition", "concentration", "shards") == 1:
+    if _count_values(curves, *PARTITION_SETTINGS) == 1:
         said.append(f"{e.clients} clients; {_describe_rule(PARTITIONS, e, f'partition={e.partition}')}.")
     if _count_values(curves, "rounds", "batch", "lr") == 1:
         rounds = f"{e.rounds} round{'' if e.rounds == 1 else 's'}"

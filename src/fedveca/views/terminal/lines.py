@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fedveca.algorithms.registry import is_adaptive
-from fedveca.runs.experiment import Experiment, describe_task
+from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FLOWER, LOCAL, find_starter
@@ -104,7 +104,8 @@ def describe_end(run: Run, width: int = 10**6, before: str = "") -> str:
 
 def describe_start(e: Experiment, device: str, width: int = 10**6, folder: Path | None = None) -> list[str]:
     """What runs and where, in lines of at most `width` characters where words allow."""
-    settings = [f"{e.rounds} rounds", f"batch {e.batch}", f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}"]
+    probe = [f"probe {count_probe_rows(e)}"] if e.probe == "auto" else []
+    settings = [f"{e.rounds} rounds", f"batch {e.batch}", *probe, f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}"]
     if e.epochs:
         settings.insert(2, _describe_epochs(e, folder))
     return fill_lines([*describe_task(e).split(", "), *settings], width)

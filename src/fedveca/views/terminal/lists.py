@@ -61,7 +61,8 @@ def list_settings() -> dict[str, SettingInfo]:
 
 def offer_values(key: str) -> dict[str, str]:
     """The names that a setting can have and a line about each, empty where it is free."""
-    return describe_values(key) or dict.fromkeys(choices(FIELDS[key]) or FIELDS[key].metadata["some"], "")
+    of = FIELDS[key].metadata
+    return describe_values(key) or dict.fromkeys(choices(FIELDS[key]) or of["some"] or of["words"], "")
 
 
 def show_overview(console: Console) -> None:
@@ -97,7 +98,7 @@ def show_setting(console: Console, key: str) -> None:
     """One setting explained."""
     setting = list_settings()[key]
     console.print(Text.assemble((key, "bold cyan"), f"  {setting['text']}"))
-    values = offer_values(key)
+    values = {} if FIELDS[key].metadata["words"] else offer_values(key)
     facts = {"default": str(setting["default"]) or '""', "subject": setting["group"]}
     if not values:
         facts["allowed"] = setting["allowed"]
@@ -170,7 +171,14 @@ def _show_groups(console: Console, rare: bool) -> None:
             _print_hanging(console, Text("  also  ", "dim"), ", ".join(folded), "dim")
 
 
-_EXAMPLES = {"augment": "crop:4,flip", "epochs": "2", "faults": "drop:0.1", "data_dir": "DIR", "ray_address": "auto"}
+_EXAMPLES = {
+    "probe": 512,
+    "augment": "crop:4,flip",
+    "epochs": "2",
+    "faults": "drop:0.1",
+    "data_dir": "DIR",
+    "ray_address": "auto",
+}
 
 
 def _choose_example(key: str, setting: SettingInfo) -> object:

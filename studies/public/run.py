@@ -1,0 +1,117 @@
+"""One public table: every method on every seed, and what was published beside it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+import time
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fedveca import Experiment, run
+from fedveca.runs.experiment import read_toml
+
+FOLDER = Path(__file__).parent
+TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+class Outcome(TypedDict):
+    """One run."""
+
+    method: str
+    seed: int
+    accuracy: list[float]  # after each round
+    loss: list[float]
+    tau_all: int
+    seconds: float
+    device: str
+    stopped: str
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """A table's title, source, published numbers, settings and methods."""
+    return read_toml(str(FOLDER / f"{name}.toml"))
+
+
+def make_experiment(table: dict[str, Any], method: str, seed: int, more: dict[str, Any]) -> Experiment:
+    return Experiment(**{**table["settings"], **table.get(method, {}), **more, "method": method, "seed": seed})
+
+
+def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]) -> Outcome:
+    begun = time.perf_counter()
+    done = run(make_experiment(read_table(name), method, seed, more), device=device)
+    tested = [record for record in done.rounds if "test_accuracy" in record]
+    return {
+        "method": method,
+        "seed": seed,
+        "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
+        "loss": [record["test_loss"] or 0.0 for record in tested],
+        "tau_all": done.summary["tau_all"],
+        "seconds": round(time.perf_counter() - begun, 1),
+        "device": done.environment.get("processor", "") if device == "cpu" else device,
+        "stopped": done.summary.get("stopped", ""),
+    }
+
+
+def run_table(
+    name: str, seeds: list[int], device: str, processes: int, out: Path, methods: list[str], more: dict[str, Any]
+) -> list[Outcome]:
+    """All runs of a table that `out` does not hold yet; it is written after each of them."""
+    done: list[Outcome] = json.loads(out.read_text("utf-8")) if out.exists() else []
+    known = {(outcome["method"], outcome["seed"]) for outcome in done}
+    wanted = methods or read_table(name)["methods"]
+    jobs = [(name, method, seed, device, more) for seed in seeds for method in wanted if (method, seed) not in known]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        for outcome in pool.imap_unordered(_call, jobs):
+            done.append(outcome)
+            out.write_text(json.dumps(done) + "\n", "utf-8")
+            last, best = outcome["accuracy"][-1], max(outcome["accuracy"])
+            print(
+                f"{name} {outcome['method']} seed {outcome['seed']}: last {100 * last:.2f} %, best {100 * best:.2f} %, "
+                f"{outcome['tau_all']} steps, {outcome['seconds']:.0f} s {outcome['stopped']}",
+                flush=True,
+            )
+    return done
+
+
+def _call(job: tuple[str, str, int, str, dict[str, Any]]) -> Outcome:
+    return run_one(*job)
+
+
+class Line(TypedDict):
+    """A method's row of a table, in per cent."""
+
+    method: str
+    published: float | None
+    best: float
+    best_sd: float
+    last: float
+    last_sd: float
+    seeds: int
+    steps: float
+
+
+def summarise(name: str, outcomes: list[Outcome]) -> list[Line]:
+    """Mean and standard deviation over seeds, method by method."""
+    table, lines = read_table(name), []
+    for method in table["methods"]:
+        mine = [outcome for outcome in outcomes if outcome["method"] == method]
+        if not mine:
+            continue
+        best = [100 * max(outcome["accuracy"]) for outcome in mine]
+        last = [100 * outcome["accuracy"][-1] for outcome in mine]
+        lines.append(
+            Line(
+                method=method,
+                published=table["published"].get(method),
+                best=round(statistics.mean(best), 2),
+                best_sd=round(statistics.stdev(best), 2) if len(best) > 1 else 0.0,
+                last=round(statistics.mean(last), 2),
+                last_sd=round(statistics.stdev(last), 2) if len(last) > 1 else 0.0,
+                seeds=len(mine),
+                steps=round(statistics.mean(outcome["tau_all"] for outcome in mine)),
+            )
+        )
+    return lines
