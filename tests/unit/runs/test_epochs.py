@@ -98,6 +98,7 @@ def test_what_epochs_cannot_go_with(settings: dict[str, Any], why: str) -> None:
 def test_steps_by_hand(epochs: str, steps: list[int]) -> None:
     """max(1, ceil(E D_i / B)) with B = 32."""
     assert initial_steps(replace(E, epochs=epochs), SIZES).tolist() == steps
+    assert initial_steps(replace(E, epochs=epochs), torch.tensor([0])).tolist() == [1]
 
 
 def test_a_decimal_is_exact() -> None:
