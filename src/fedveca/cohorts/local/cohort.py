@@ -285,7 +285,8 @@ class LocalCohort:
         numbers = torch.stack([*local_norms, *(v.norm(dim=-1) for v in vectors.values()), *each.values()])
         finite, norms = torch.isfinite(numbers).all(0), numbers[len(local_norms) : len(local_norms) + len(vectors)]
         weight = finite if self.equal_weights else chunk.table[2] * finite
-        vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}
+        if self.device.type == "cuda" or not bool(finite.all()):  # asking would make a CUDA device wait
+            vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory)
 
