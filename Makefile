@@ -6,22 +6,27 @@ BIN := .venv/bin
 define dotted
 $(1) & pid=$$!; while kill -0 $$pid 2>/dev/null; do sleep 2; printf .; done; echo; wait $$pid
 endef
-PIP := $(BIN)/pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt --editable
+PIP := $(BIN)/pip --disable-pip-version-check install --progress-bar on --no-compile --constraint constraints.txt --editable
+COMPILE := $(BIN)/python -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true  # on all cores; pip uses one
 
-.PHONY: demo test check docs browser clean
+.PHONY: demo test check lint types fast all docs browser clean
 
-.venv/core: pyproject.toml constraints.txt
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "FedVeca needs Python 3.11 or newer"'
-	@echo "1/2 making the environment .venv (some seconds)"
+	@echo "making the environment .venv (some seconds)"
 	@$(call dotted,$(PYTHON) -m venv .venv)
-	@echo "2/2 installing FedVeca and PyTorch into .venv (minutes on a slow line)"
+
+.venv/core: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing FedVeca and PyTorch into .venv (minutes on a slow line)"
 	@$(call dotted,$(PIP) .)
+	@$(call dotted,$(COMPILE))
 	@touch $@
 
-.venv/ready: .venv/core  ## with every extra and the tools of development
-	@echo "installing every extra and the tools of development into .venv (minutes on a slow line)"
+.venv/ready: .venv/bin/python pyproject.toml constraints.txt  ## with every extra and the tools of development
+	@echo "installing FedVeca, PyTorch, every extra and the tools of development into .venv (minutes on a slow line)"
 	@$(call dotted,$(PIP) '.[dev]')
-	@touch $@
+	@$(call dotted,$(COMPILE))
+	@touch .venv/core $@
 
 demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table, a figure and a report
 	@echo "comparing six methods on the digits inside scikit-learn, three seeds each (a minute or two)"
@@ -36,19 +41,24 @@ browser:  ## Chromium for the tests that open pages; where it cannot be installe
 docs: .venv/ready  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: .venv/ready browser  ## everything: lint, types, all tests (one of them builds the site)
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
+
+types: .venv/ready
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
+
+fast: .venv/ready
+	$(BIN)/python -m pytest -m 'not slow' -n 2
+
+all: .venv/ready browser
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
 
-check: .venv/ready  ## the quick round, in under two minutes
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests
-	$(BIN)/python -m pytest -m 'not slow' -n 2
+test: lint  ## everything: lint, types, all tests (one of them builds the site)
+	@$(MAKE) --no-print-directory -j 2 types all
+
+check: lint  ## the quick round, in under two minutes
+	@$(MAKE) --no-print-directory -j 2 types fast
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -21,11 +21,14 @@ settings.load_profile("fedveca")
 LONGEST = (
     "test_flower",
     "test_intruders",
-    "test_kill",
-    "test_docs",
+    "test_docs_pages",
     "test_ray",
-    "test_stop",
+    "test_docs",
+    "test_pages",
+    "test_wheel",
+    "test_kill",
     "test_hostile_folders",
+    "test_stop",
     "test_fuzz",
 )
 BESIDE = Path(__file__).parents[2] / "shared" / "data"

@@ -37,6 +37,7 @@ NOT_RUN = {  # lines that cannot run here, by pattern, and why
     r"^fedveca deploy": "minutes; tests/system/test_flower.py runs it",
     r"^fedveca reproduce": "hours; tests/system/test_reproduce.py runs it small",
     r"^fedveca data get": "needs a network; tests/unit/tasks/test_data.py runs it",
+    r"engine=ray": "starts a cluster; tests/system/test_ray.py runs it",
     r"cifar10|fashion-mnist": "needs data of a hundred megabytes; tests/unit/tasks/test_data.py reads them",
 }
 BLOCK = re.compile(r"(?P<mark><!-- not run: [^>]+ -->\s*)?^```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S)
@@ -71,6 +72,7 @@ def quick(line: str) -> list[str]:
     if words[:2] == ["run", "--resume"] or "--resume" in words:
         return words
     lighter = ["model=svm"] if any(word.startswith("cnn-") for word in words) else []
+    lighter += ["clients=1000"] if "clients=100000" in words else []  # tests/unit/tasks/test_data.py has them all
     return [*words, *QUICK.get(words[0], []), *lighter]
 
 

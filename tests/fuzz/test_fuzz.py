@@ -12,7 +12,7 @@ from hostile_bytes import READERS
 from hypothesis import HealthCheck, given, settings
 from limited_memory import limited_memory
 
-CASES = int(os.environ.get("FUZZ_CASES", "1000"))
+CASES = int(os.environ.get("FUZZ_CASES", "300"))
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +30,7 @@ from fedveca.cohorts.random import shuffle_rows
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
 from fedveca.runs.run import run
+from fedveca.tasks.datasets.lazy import LazyRows, open_array_file
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
@@ -67,6 +70,31 @@ def check_same(algorithm: Algorithm, name: str, pixels: str, monkeypatch: pytest
         seen[device] = states[-1][0].w.cpu(), [record["tau"] for _, record in states]
     assert seen["cpu"][1] == seen["cuda"][1]
     assert float((seen["cpu"][0] - seen["cuda"][0]).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("pixels", ["unit", "standardised"])
+@pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
+@pytest.mark.parametrize("algorithm", [FedAvg(0.002), FedVeca(0.002)], ids=lambda a: type(a).__name__)
+def test_lazy_rows_give_captured_steps_what_rows_on_the_device_give(
+    algorithm: Algorithm, name: str, pixels: str, tmp_path: Path
+) -> None:
+    """Each client has another number of steps, and a lane several clients: no step sees the rows of another one."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (600, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (600,), generator=generator)
+    np.save(tmp_path / "x.npy", x.numpy())
+    lazy = LazyRows(open_array_file(tmp_path / "x.npy", "x"), torch.uint8, "x")
+    shares, tau = partition("iid", y, 10, 7), torch.tensor([4, 3, 2, 2, 5, 1, 90])
+    problem = model(name, (3, 16, 16), 10)
+    seen = []
+    for rows in (x, lazy):
+        cohort = LocalCohort(
+            algorithm, problem, rows, y, shares, batch=20, pixels=pixels, device="cuda", probe=70, threads=2
+        )
+        states = list(federate(algorithm, cohort, algorithm.init(problem.init().cuda(), tau), 3))
+        seen.append((states[-1][0].w.cpu(), [record["tau"] for _, record in states]))
+    assert seen[0][1] == seen[1][1]
+    assert float((seen[0][0] - seen[1][0]).abs().max()) < 1e-5
 
 
 def test_a_run_on_cuda() -> None:

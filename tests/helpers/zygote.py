@@ -66,6 +66,11 @@ class Zygote:
         return int(self.process.stdout.readline())
 
 
+def is_over(pid: int) -> bool:
+    """Whether a program that was started has ended; its exit code still waits to be asked for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 @contextlib.contextmanager
 def zygote(folder: Path) -> Iterator[Zygote]:
     command = [sys.executable, __file__]

@@ -233,8 +233,7 @@ def test_pinned_nodes_reject_another_app_say_so_and_stay(kit: Kit) -> None:
         app.write_text(honest)
     assert [path.name for path in mark.iterdir()] == ["server"]  # it ran there, and on no node
     subprocess.run([*kit.prefix, str(kit.kit / "server" / "flwr.sh"), "stop", run_id(kit), "fedveca"], check=True)
-    done = kit.finish(kit.train("honest-again"))
-    assert [line["ids"] for line in done.rounds] == [[0, 1]] * 2
+    assert all(kit.processes[f"node-{i}"].poll() is None for i in range(2))  # the tests below train on node 0
 
 
 def run_id(kit: Kit) -> str:

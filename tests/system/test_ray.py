@@ -37,6 +37,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
+from fedveca.tasks.custom import from_arrays
 from fedveca.tasks.models import model
 from fedveca.tasks.partition import Shares
 
@@ -120,8 +121,8 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     [
         ("encoder", {"participation": 0.5}),
         ("resnet", {"norm_stats": "average"} | CALM),
-        ("resnet", {"norm_stats": "local", "participation": 0.5} | CALM),
-        ("resnet", {"norm_stats": "fixed"} | CALM),
+        ("resnet", {"norm_stats": "local", "participation": 0.5, "workers": 1} | CALM),
+        ("resnet", {"norm_stats": "fixed", "workers": 1} | CALM),
     ],
     ids=["dropout", "average", "local", "fixed"],
 )
@@ -133,6 +134,19 @@ def test_a_real_network_on_ray_gives_the_local_engines_model(
     ours, theirs = (run(replace(e, engine=engine), device="cpu") for engine in ("local", "ray"))
     assert max(float((v - theirs.model[name]).abs().max()) for name, v in ours.model.items()) < 1e-6
     assert [r["tau"] for r in ours.rounds] == [r["tau"] for r in theirs.rounds]
+
+
+@pytest.mark.usefixtures("cores")
+def test_lazy_rows_and_noise_on_ray_give_the_local_engines_result(tmp_path: Path) -> None:
+    """Each worker opens the file itself; noise is the client's, whichever worker it is on."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.integers(0, 256, (200, 1, 6, 6), dtype=np.uint8))
+    y = rng.integers(0, 4, 200)
+    e = replace(MLP, partition="iid", feature_noise=0.2, rounds=3)
+    want = run(replace(e, engine="local"), data=from_arrays(tmp_path / "x.npy", y))
+    for lazy in (False, True):
+        found = run(e, data=from_arrays(tmp_path / "x.npy", y, lazy=lazy))
+        assert max(float((v - found.model[name]).abs().max()) for name, v in want.model.items()) < 1e-6
 
 
 @pytest.mark.usefixtures("cores")

@@ -53,8 +53,10 @@ def _compare(args: argparse.Namespace) -> int:
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
         from fedveca.runs.compare import compare, make_table
+        from fedveca.views.comparison import compare_curves, list_gaps
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
+        from fedveca.views.series import group_curves
         from fedveca.views.terminal.comparison import make_method_table
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
@@ -82,5 +84,7 @@ def _compare(args: argparse.Namespace) -> int:
             screen.report_divergence(run)
     if args.open:
         open_page(out / "report.html")
-    print_result(args, {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs)})
+    gaps = list_gaps(compare_curves(group_curves(runs)))
+    result = {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs), "differences": gaps}
+    print_result(args, result)
     return int(any(run.diverged for run in runs))

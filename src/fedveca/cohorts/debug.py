@@ -17,10 +17,11 @@ from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Ord
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import Send
-from fedveca.cohorts.local.rows import ClientRows
+from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -38,7 +39,7 @@ class DebugCohort:
         self,
         algorithm: Algorithm,
         problem: Problem,
-        x: Tensor,
+        x: Tensor | LazyRows,
         y: Tensor,
         shares: Shares,
         *,
@@ -62,7 +63,7 @@ class DebugCohort:
         self.aggregate, self.send, self.local_statistics = aggregate, send, local_statistics
         self.sizes, self.start = shares.sizes, shares.start
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
-        self.rows = ClientRows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
+        self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         check_loss(algorithm, problem, y)
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
@@ -87,7 +88,7 @@ class DebugCohort:
 
     def _aggregate(self, aggregator: Aggregator, client: int, vectors: Named) -> None:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
-        aggregator.add(aggregator.reduce(self.weights[client : client + 1].to(self.rows.x.device, dtype), vectors))
+        aggregator.add(aggregator.reduce(self.weights[client : client + 1].to(self.rows.device, dtype), vectors))
 
     def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
@@ -134,7 +135,7 @@ class DebugCohort:
 
     def _draw(self, k: int, ids: Tensor, step: int) -> Tensor:
         """[1, B]: which of the client's rows it takes at this step."""
-        return self.sample(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.x.device)
+        return self.sample(self.seed, k, ids, self.sizes[ids], 1, self.batch, step)[:, 0].to(self.rows.device)
 
     def _probe(self, client: int, w: Tensor, running: Tensor | None) -> tuple[Tensor, Tensor]:
         """F_i [1] and grad F_i [1, P] at w [1, P] on `probe` rows of the client, evenly spaced."""

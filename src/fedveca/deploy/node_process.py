@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -35,7 +36,9 @@ from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import Dataset, Inputs
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares
 
 NODE_IDLE_SECONDS = 3600.0
@@ -136,7 +139,8 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
     """
     x, y, inputs = load_client_rows(e, client)
     if not inputs and (tokens or x.dtype == torch.int64):
-        x = x.long() if tokens else x.float()
+        kind = torch.int64 if tokens else torch.float32
+        x = x.cast(kind) if isinstance(x, LazyRows) else x.to(kind)
     if len(x) == 0:
         raise UserError(f"client {client} has no rows")
     if classes:
@@ -147,23 +151,25 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
         if low < 0 or high >= classes or not whole:
             raise UserError(f"client {client} has labels from {low} to {high}; allowed: 0 to {classes - 1}, whole")
     y = y.long() if classes else y.float()
+    alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
+    if e.feature_noise:
+        x = add_noise(x, alone, e.clients, e.feature_noise, e.seed, pixels=pixels, inputs=inputs)
     sample = choose_sample(x, y, classes, pixels, inputs)
     problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample, inputs=inputs)
-    alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
     options = cohort_options(e)
     options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return LocalCohort(make_method(e), problem, x, y, alone, device=device, **options)
 
 
-def load_client_rows(e: Experiment, client: int) -> tuple[Tensor, Tensor, Inputs]:
-    """The client's rows: what FEDVECA_NODE_DATA names, else its share of the experiment's data set."""
+def load_client_rows(e: Experiment, client: int) -> tuple[Tensor | LazyRows, Tensor, Inputs]:
+    """The client's rows, without noise: what FEDVECA_NODE_DATA names, else its share of the experiment's data set."""
     if name := os.environ.get("FEDVECA_NODE_DATA", ""):
         found = load_node_rows(name, "FEDVECA_NODE_DATA")
         return found.x, found.y, found.inputs
     if client >= e.clients:
         raise UserError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
-    data, shares = load_data(e)
+    data, shares = load_data(dataclasses.replace(e, feature_noise=0.0))
     mine = shares.rows[shares.start[client] : shares.start[client + 1]]
     return data.x[mine], data.y[mine], data.inputs
 

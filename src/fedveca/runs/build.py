@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -34,9 +34,11 @@ from fedveca.tasks import models
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import CHANNELS, Dataset, Inputs, measure_channels, prepare
+from fedveca.tasks.datasets.lazy import LazyRows, take_first
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model, Sample, Shape
 from fedveca.tasks.names import CUSTOM
+from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.validate import Metric, check_ids, display_name
@@ -109,7 +111,8 @@ def build(
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
     sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
     if e.data.startswith(CUSTOM) or loss is not None or metric is not None:
-        sample = prepare(data.x_test, data.pixels), data.y_test
+        some = take_first(data.x_test)
+        sample = prepare(some, data.pixels), data.y_test[: len(some)]
     shape = tuple(data.x_test.shape[1:])
     remake = partial(
         make_problem,
@@ -127,7 +130,8 @@ def build(
     check_participation(e, algorithm, e.method)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
-        check_ids(problem, f"the model ({display_name(model)})" if model is not None else f"model={e.model}", rows, of)
+        said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"
+        check_ids(problem, said, take_first(rows), of)
     if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
         try_method(method, problem, data, shares, e, device)
     w, running, found = make_start(e, problem)
@@ -166,10 +170,13 @@ def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
     return *pack_model(problem, found.tensors, said), found.sha256
 
 
-def choose_sample(x: Tensor, y: Tensor, classes: int, pixels: str, inputs: Inputs) -> Sample | None:
+def choose_sample(x: Tensor | LazyRows, y: Tensor, classes: int, pixels: str, inputs: Inputs) -> Sample | None:
     """Real rows to try a model on, where random numbers and one label per row would not do."""
     usual = classes and x.dtype != torch.int64 and y.dim() == 1 and not inputs
-    return None if usual else (prepare(x, pixels), y)
+    if usual:
+        return None
+    some = take_first(x)
+    return prepare(some, pixels), y[: len(some)]
 
 
 def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], name: str) -> None:
@@ -293,10 +300,23 @@ def load_data(
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
-    alone = is_pooled(e.method)
+    pooled = is_pooled(e.method)
+    shares = _deal_rows(e, data, custom, alone=pooled and not e.feature_noise)
+    if e.feature_noise:  # noise is the owner's: a client's rows are copies of its own, in its order
+        clients = len(shares.sizes)
+        x = add_noise(data.x, shares, clients, e.feature_noise, e.seed, pixels=data.pixels, inputs=data.inputs)
+        writer = None if data.writer is None else data.writer[shares.rows]
+        data = dataclasses.replace(data, x=cast(Tensor, x), y=data.y[shares.rows], writer=writer)
+        rows = torch.arange(len(shares.rows))
+        shares = Shares(rows, torch.tensor([0, len(rows)]) if pooled else shares.start)
+    return data, shares
+
+
+def _deal_rows(e: Experiment, data: Dataset, custom: Partition | None, alone: bool) -> Shares:
+    """Which client owns which rows; with `alone`, one client owns all."""
     if custom is None:
         try:
-            return data, partition(
+            return partition(
                 "case1" if alone else e.partition,
                 data.y,
                 data.classes,
@@ -318,7 +338,7 @@ def load_data(
         except Exception as error:
             raise UserError(f"partition ({e.partition}) fails: {explain_error(error)}") from error
     shares = from_lists(custom, len(data.y))
-    return data, from_lists([torch.unique(shares.rows)], len(data.y)) if alone else shares
+    return from_lists([torch.unique(shares.rows)], len(data.y)) if alone else shares
 
 
 def _algorithm(e: Experiment, custom: Algorithm | None) -> Algorithm:

@@ -27,6 +27,7 @@ from fedveca.runs.files import find_inside, read_inside, write_atomic, write_dra
 from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.names import CUSTOM
 
 FORMAT, FORMAT_0_1 = "3", "2"
@@ -167,9 +168,13 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
         found.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
     found.update(built.problem.hash_fixed().encode())
     shares = built.shares if CUSTOM in e.partition else ()
-    for part in (built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares):
+    parts: tuple[Tensor | LazyRows, ...] = built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares
+    for part in parts:
         found.update(str((part.dtype, tuple(part.shape))).encode())
-        found.update(part.contiguous().flatten().view(torch.uint8).numpy())
+        if isinstance(part, LazyRows):
+            found.update(part.identify())
+        else:
+            found.update(part.contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

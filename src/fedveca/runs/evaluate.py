@@ -15,6 +15,7 @@ from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatisti
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, ModelResult, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.problem import Problem
 
 GROWTH = 10.0  # times the loss of the first round: more is divergence
@@ -23,14 +24,15 @@ _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass;
 
 
 class Evaluator:
-    """The test set on the device; a call gives one model's loss and metric there."""
+    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metric there."""
 
     def __init__(self, problem: Problem, data: Dataset, device: str) -> None:
-        self.problem = problem
-        self.x, self.y = data.x_test.to(device), data.y_test.to(device)
-        self.pixels = data.pixels
-        if device == "cpu":
-            self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
+        self.problem, self.device, self.pixels, self.y = problem, device, data.pixels, data.y_test.to(device)
+        self.x: Tensor | LazyRows = data.x_test
+        if isinstance(self.x, Tensor):
+            self.x = self.x.to(device)
+            if device == "cpu":
+                self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.threads = ThreadPool(0 if device == "cpu" else 1)
         self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
         if problem.row_bytes and not problem.whole:
@@ -42,6 +44,8 @@ class Evaluator:
 
         def part(at: int) -> Tensor:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
+            if isinstance(x, LazyRows):  # a block is all that is in memory
+                x = x.read(torch.arange(len(x))).to(self.device)
             return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y, running)).double()
 
         sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)

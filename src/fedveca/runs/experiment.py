@@ -20,7 +20,7 @@ from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
-from fedveca.tasks.augment_settings import parse_augment
+from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -126,18 +126,19 @@ def option(
     open_ends: OpenEnds = False,
     some: tuple[str, ...] = (),
     words: tuple[str, ...] = (),
+    forms: Iterable[str] = (),
     custom: bool = False,
     group: str,
     rare: bool = False,
 ) -> Any:
     """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
 
-    `words` are allowed next to numbers. `group` is the subject under which a list shows it; a list folds what is
-    `rare`.
+    `words` are allowed next to numbers; `forms` says what a text looks like that is read by a function of its own.
+    `group` is the subject under which a list shows it; a list folds what is `rare`.
     """
-    allowed = Range(low, high, open_ends)
-    more = {"some": some, "words": words, "range": allowed, "custom": custom, "group": group, "rare": rare}
-    return dataclasses.field(default=default, metadata={"text": text, "of": of, **more})
+    more = {"some": some, "words": words, "forms": tuple(forms), "range": Range(low, high, open_ends)}
+    metadata = {"text": text, "of": of, **more, "custom": custom, "group": group, "rare": rare}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class SettingGroup:
@@ -190,7 +191,9 @@ class Experiment:
     sampling: Sampling = _training.rare(
         "random", "mini-batches with replacement, or shuffled epochs without", of=get_args(Sampling)
     )
-    augment: str = _training("", "random changes of local steps' images: crop:PIXELS, flip, cutout:SIDE", custom=True)
+    augment: str = _training(
+        "", "random changes of the images of local steps: crop, flip, cutout", forms=AUGMENT_FORMS.values(), custom=True
+    )
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
     optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
     momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
@@ -225,7 +228,9 @@ class Experiment:
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
     )
     epochs: str = _steps(
-        "", "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round"
+        "",
+        "in place of tau_0, local steps by epochs of a client's rows: 2, 0.5, or 2..5 drawn per client and round",
+        forms=("NUMBER", "LOW..HIGH"),
     )
     probe: int | Auto = _steps.rare(
         "auto",
@@ -543,6 +548,8 @@ def range_of(field: SettingField) -> str:
         return " | ".join(names)
     if some := field.metadata["some"]:
         return f"some of {', '.join(some)}"
+    if forms := field.metadata["forms"]:
+        return " | ".join(forms)
     if TYPES[field.name] is str:
         return "text"
     return " or ".join((*field.metadata["words"], str(field.metadata["range"])))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor
 from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.imports import import_module
 from fedveca.tasks.datasets.archives import quote_error
+from fedveca.tasks.datasets.arrays import ArrayLike, check_finite, to_tensor
 from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, is_preparation, prepare
+from fedveca.tasks.datasets.lazy import ItemReader, LazyRows, RowReader, load_file, open_array_file
 from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.names import CUSTOM
 
 LONGEST = 100  # characters of a name
-WIDE = (torch.uint16, torch.uint32, torch.uint64)
-ArrayLike = NDArray[Any]
 
 
 def import_object(name: str, said: str) -> object:
@@ -50,6 +51,7 @@ def from_arrays(
     writer: Any = None,
     tokens: bool = False,
     classes: int = 0,
+    lazy: bool = False,
     name: str = "arrays",
 ) -> Dataset:
     """Makes a data set of arrays.
@@ -57,13 +59,15 @@ def from_arrays(
     Args:
         x: Rows [D, ...]. Images are uint8 [D, C, H, W] or, grey, [D, H, W], and divided by 255 on the way to the model.
             A model with several inputs takes a dict of arrays, by the names of its arguments, or a tuple, in their
-            order; whole numbers in them stay whole.
+            order; whole numbers in them stay whole. The path of an .npy file stands for the array in it.
         y: What to predict, [D]: whole numbers are labels 0 ... C - 1, others are numbers. A label for each place of a
             sequence is [D, T]; places labelled -100 do not count.
         test: A pair (x, y), or the share of the rows to hold back, drawn once and for all.
         writer: Who owns each row, for `partition="writer"`.
         tokens: Whether whole numbers in x stay whole, for an Embedding.
         classes: Number of labels C, where it is more than the largest label shows; 0 takes that.
+        lazy: Whether x stays in its file, of which each step reads its rows: x is then the path of an .npy file or a
+            memmap, and so may be that of `test`. The results are the same.
         name: What the record calls it, after `custom:`.
 
     Returns:
@@ -81,18 +85,24 @@ def from_arrays(
         raise UserError(f"name={show_value(name)} is not a name; it is text of 1 to {LONGEST} printable characters")
     if not isinstance(tokens, bool):
         raise UserError(f"tokens={show_value(tokens)} is neither True nor False")
-    (rows, inputs), targets = _read_inputs(x, "x", tokens), _read_targets(y, "y")
+    if not isinstance(lazy, bool):
+        raise UserError(f"lazy={show_value(lazy)} is neither True nor False")
+    rows, inputs = (_open_rows(x, "x", tokens), ()) if lazy else _read_inputs(x, "x", tokens)
+    targets = _read_targets(y, "y")
     _check_pairs(rows, targets, "x and y")
     owner = None if writer is None else _read_writers(writer, len(rows))
     if isinstance(test, tuple):
         if len(test) != 2:
             raise UserError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
-        (x_test, same), y_test = _read_inputs(test[0], "x of test", tokens), _read_targets(test[1], "y of test")
+        x_test, same = _read_test(test[0], rows, tokens)
+        y_test = _read_targets(test[1], "y of test")
         if same != inputs:
             raise UserError(f"x of test has the inputs {_describe_inputs(same)}, x has {_describe_inputs(inputs)}")
         _check_pairs(x_test, y_test, "x and y of test")
-        for what, a, b in (("x", rows, x_test), ("y", targets, y_test)):
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+        pairs: tuple[tuple[str, Tensor | LazyRows, Tensor | LazyRows], ...]
+        pairs = ("x", rows, x_test), ("y", targets, y_test)
+        for what, a, b in pairs:
+            if tuple(a.shape[1:]) != tuple(b.shape[1:]) or a.dtype != b.dtype:
                 raise UserError(
                     f"{what} of test has rows of shape {list(b.shape[1:])} ({b.dtype}), "
                     f"{what} has {list(a.shape[1:])} ({a.dtype})"
@@ -110,8 +120,9 @@ def from_arrays(
         )
     pixels = "unit" if rows.dtype == torch.uint8 and rows.dim() in (3, 4) else "as-is"
     if pixels == "as-is":
-        rows, x_test = prepare(rows, pixels), prepare(x_test, pixels)
-    return Dataset(CUSTOM + name, rows, targets, x_test, y_test, classes, pixels, owner, inputs)
+        rows, x_test = (prepare(v, pixels) if isinstance(v, Tensor) else v for v in (rows, x_test))
+    x, x_test = cast(Tensor, rows), cast(Tensor, x_test)
+    return Dataset(CUSTOM + name, x, targets, x_test, y_test, classes, pixels, owner, inputs)
 
 
 def pad_sequences(rows: Sequence[Any], length: int = 0, value: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -160,15 +171,22 @@ def _count_classes(y: Tensor, classes: int) -> int:
     return classes or found
 
 
-def from_torch(dataset: Any, *, test: Any = 0.2, tokens: bool = False, name: str = "") -> Dataset:
+def from_torch(
+    dataset: Any, *, test: Any = 0.2, tokens: bool = False, lazy: bool = False, targets: Any = None, name: str = ""
+) -> Dataset:
     """Makes a data set of a map-style torch.utils.data.Dataset of pairs (x, y), which is read once.
 
-    A random transform in it is applied once, not every epoch. PIL's pictures stay [H, W] or [H, W, C].
+    A random transform in it is applied once, not every epoch. PIL's pictures stay [H, W] or [H, W, C]. With `lazy=True`
+    no row stays in memory: `dataset[i]` is called whenever a step, the probe or the test needs row i, from a background
+    thread, one call at a time. Rows that are the same each time give the results of `lazy=False`; a random transform is
+    then applied anew at each call, and is not reproducible by the seed.
 
     Args:
         dataset: The training rows.
         test: Another such data set, or the share of the rows to hold back.
         tokens: Whether whole numbers in x stay whole, for an Embedding.
+        lazy: Whether rows are read when they are needed, for data that do not fit in memory.
+        targets: With lazy=True, the y of all training rows where they are known; else every row is read once for it.
         name: What the record calls it, after `custom:`; the name of its class where it is empty.
 
     Returns:
@@ -177,6 +195,17 @@ def from_torch(dataset: Any, *, test: Any = 0.2, tokens: bool = False, name: str
     Raises:
         UserError: Where a row cannot be read, or rows do not fit together.
     """
+    if lazy is True:
+        reader = ItemReader(dataset, "the data set")
+        y = reader.read_targets() if targets is None else targets
+        if not isinstance(test, float | int | tuple):
+            tests = ItemReader(test, "test")
+            test = _wrap_rows(tests, "test", tokens), tests.read_targets()
+        rows = _wrap_rows(reader, "the data set", tokens)
+        return from_arrays(rows, y, test=test, tokens=tokens, lazy=True, name=name or type(dataset).__name__)
+    if lazy is not False or targets is not None:
+        said = f"lazy={show_value(lazy)} is neither True nor False" if lazy else "targets goes with lazy=True only"
+        raise UserError(said)
     held = test if isinstance(test, float | int) else _read_items(test, "test")
     return from_arrays(
         *_read_items(dataset, "the data set"), test=held, tokens=tokens, name=name or type(dataset).__name__
@@ -251,6 +280,7 @@ def from_partitioner(
 
 def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
     """Rows [D, ...]; several inputs side by side in one row each, with what splits them again."""
+    x = load_file(x, said)
     if not isinstance(x, dict | tuple):
         return _read_rows(x, said, tokens), ()
     parts = list(x.items()) if isinstance(x, dict) else [("", part) for part in x]
@@ -261,12 +291,12 @@ def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
         here = f"{said} ({name or at})"
         if not isinstance(name, str) or (name and not name.isidentifier()):
             raise UserError(f"{said} has an input called {show_value(name)}; it is the name of an argument")
-        rows = _to_tensor(part, here)
+        rows = to_tensor(part, here)
         if rows.dim() == 0 or 0 in rows.shape[1:]:
             raise UserError(f"{here} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
         whole = not rows.is_floating_point()
         if not whole:
-            _check_finite(rows, here)
+            check_finite(rows, here)
         inputs.append(Input(name, tuple(rows.shape[1:]), whole))
         columns.append(rows.reshape(len(rows), -1))
     if len({len(column) for column in columns}) > 1:
@@ -282,30 +312,57 @@ def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
     return torch.cat([column.to(kind) for column in columns], 1), tuple(inputs)
 
 
+def _open_rows(x: Any, said: str, tokens: bool) -> LazyRows:
+    """Rows that stay in their file."""
+    if isinstance(x, dict | tuple):
+        raise UserError(f"{said} has several inputs, which lazy=True cannot read; put them side by side into one array")
+    return x if isinstance(x, LazyRows) else _wrap_rows(open_array_file(x, said), said, tokens)
+
+
+def _wrap_rows(reader: RowReader, said: str, tokens: bool) -> LazyRows:
+    """A reader's rows, converted as `_read_rows` and `prepare` convert an array."""
+    form = list(reader.shape)
+    if len(form) < 2 or 0 in form[1:]:
+        raise UserError(f"{said} has the shape {form}; it needs a row for each example, [D, ...]")
+    if tokens and reader.dtype.is_floating_point:
+        raise UserError(f"{said} is {reader.dtype}; tokens are whole numbers from 0 up")
+    image = reader.dtype == torch.uint8 and len(form) in (3, 4)
+    return LazyRows(reader, torch.int64 if tokens else torch.uint8 if image else torch.float32, said)
+
+
+def _read_test(x: Any, rows: Tensor | LazyRows, tokens: bool) -> tuple[Tensor | LazyRows, Inputs]:
+    """The test rows: next to lazily read ones, what lies in a file is read lazily too, and other rows are converted."""
+    if isinstance(rows, LazyRows) and isinstance(x, LazyRows | np.memmap | str | os.PathLike):
+        return _open_rows(x, "x of test", tokens), ()
+    found, inputs = _read_inputs(x, "x of test", tokens)
+    table = isinstance(rows, LazyRows) and found.dtype == torch.uint8 and found.dim() not in (3, 4)
+    return found.float() if table else found, inputs
+
+
 def _describe_inputs(inputs: Inputs) -> str:
     return ", ".join(f"{part.name or at} {list(part.shape)}" for at, part in enumerate(inputs)) or "one array"
 
 
 def _read_rows(x: Any, said: str, tokens: bool) -> Tensor:
-    rows = _to_tensor(x, said)
+    rows = to_tensor(x, said)
     if rows.dim() < 2 or 0 in rows.shape[1:]:
         raise UserError(f"{said} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
     if rows.dtype == torch.uint8 and not tokens:
         return rows
     if tokens and (rows.is_floating_point() or bool((rows < 0).any())):
         raise UserError(f"{said} is {rows.dtype} from {float(rows.min()):g} up; tokens are whole numbers from 0 up")
-    _check_finite(rows, said)
+    check_finite(rows, said)
     return rows.to(torch.int64 if tokens else torch.float32)
 
 
 def _read_targets(y: Any, said: str) -> Tensor:
-    targets = _to_tensor(y, said)
+    targets = to_tensor(load_file(y, said), said)
     if targets.dim() == 0:
         raise UserError(f"{said} is one number; it needs one for each row")
     if 0 in targets.shape[1:]:
         raise UserError(f"{said} has the shape {list(targets.shape)}; it needs a number for each row, [D, ...]")
     if targets.is_floating_point():
-        _check_finite(targets, said)
+        check_finite(targets, said)
         return targets.to(torch.float32)
     targets = targets.to(torch.int64)
     labels = targets[targets != IGNORED] if targets.dim() > 1 else targets
@@ -317,54 +374,7 @@ def _read_targets(y: Any, said: str) -> Tensor:
     return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
-def _to_tensor(values: Any, said: str) -> Tensor:
-    if isinstance(values, Tensor):
-        if values.layout != torch.strided or values.is_nested:
-            raise UserError(f"{said} is a {values.layout} tensor; to_dense() makes rows of it")
-        if values.is_meta or values.is_complex() or values.is_quantized:
-            raise UserError(f"{said} is a tensor of {values.dtype} on {values.device}, not of real numbers")
-        found = values.detach().cpu()
-        return _to_signed(found.numpy(), said) if found.dtype in WIDE else found
-    if isinstance(values, np.ma.MaskedArray) and (masked := int(np.asarray(values.mask).sum())):
-        raise UserError(f"{said} is a masked array with {masked} masked values; filled(...) gives them values")
-    try:
-        array = np.asarray(values)
-    except Exception as error:
-        raise UserError(f"{said} is not an array: {quote_error(error)}") from error
-    if array.dtype.kind not in "buif":
-        is_y = said.rpartition(": ")[2].startswith("y")
-        hint = "; np.unique(y, return_inverse=True)[1] makes labels of text" if is_y else ""
-        raise UserError(f"{said} {_describe_array(array, values, hint)}")
-    return _to_signed(np.array(array, dtype=array.dtype.newbyteorder("=")), said)  # the user's stay the user's
-
-
-def _describe_array(array: ArrayLike, values: Any, of_text: str) -> str:
-    """What is wrong with an array of other things than numbers."""
-    if array.dtype.kind == "O" and array.ndim == 0:
-        way = "toarray() makes one" if hasattr(values, "toarray") else "rows of numbers are needed, [D, ...]"
-        return f"is {type(values).__name__}, not an array; {way}"
-    first = array.flat[0] if array.size else None
-    if isinstance(first, str):
-        return f"holds {array.dtype if array.dtype.kind != 'O' else 'text'}, not numbers{of_text}"
-    return f"holds {array.dtype if array.dtype.kind != 'O' else show_value(first)}, not numbers"
-
-
-def _to_signed(array: ArrayLike, said: str) -> Tensor:
-    """As a tensor; PyTorch hardly computes with unsigned numbers of more than a byte."""
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.size and int(array.max()) >= 2**63:
-            raise UserError(f"{said} holds {int(array.max())}; whole numbers go up to 2^63 - 1")
-        array = array.astype(np.int64)
-    return torch.from_numpy(array)
-
-
-def _check_finite(values: Tensor, said: str) -> None:
-    bad = ~torch.isfinite(values.float()).flatten(1).all(1) if values.dim() > 1 else ~torch.isfinite(values.float())
-    if bool(bad.any()):
-        raise UserError(f"{said} is not finite in row {int(bad.nonzero()[0])} ({int(bad.sum())} rows in all)")
-
-
-def _check_pairs(x: Tensor, y: Tensor, said: str) -> None:
+def _check_pairs(x: Tensor | LazyRows, y: Tensor, said: str) -> None:
     if len(x) != len(y):
         raise UserError(f"{said} do not fit: {len(x)} rows and {len(y)} targets")
     if len(x) == 0:
@@ -419,7 +429,7 @@ def _read_items(dataset: Any, said: str) -> tuple[Any, Any]:
         raise UserError(f"{said} gives {type(items[0]).__name__} for a row; it must give pairs (x, y)")
     columns = []
     for part, what in enumerate(("x", "y")):
-        values = [_to_tensor(item[part], f"{said}: {what} of row {i}") for i, item in enumerate(items)]
+        values = [to_tensor(item[part], f"{said}: {what} of row {i}") for i, item in enumerate(items)]
         if len({v.shape for v in values}) > 1:
             i = next(i for i, v in enumerate(values) if v.shape != values[0].shape)
             raise UserError(
@@ -459,14 +469,14 @@ def _read_column(dataset: Any, name: str, said: str) -> ArrayLike:
 def check_dataset(data: Dataset) -> None:
     """UserError where a Dataset that was made by hand does not hold together."""
     for part in ("x", "y", "x_test", "y_test"):
-        if not isinstance(getattr(data, part), Tensor):
+        if not isinstance(getattr(data, part), Tensor | LazyRows if part.startswith("x") else Tensor):
             kind = type(getattr(data, part)).__name__
             raise UserError(f"{part} of the data is {kind}, not a tensor; from_arrays(x, y) makes a Dataset of it")
     for x, y, said in ((data.x, data.y, "x and y"), (data.x_test, data.y_test, "x_test and y_test")):
         if x.dim() < 2 or y.dim() < 1 or len(x) != len(y):
             raise UserError(f"{said} of the data do not fit: {list(x.shape)} and {list(y.shape)}")
         kinds = (x, (torch.uint8, torch.int64)), (y, (torch.int64,))
-        if not all(v.is_floating_point() or v.dtype in whole for v, whole in kinds):
+        if not all(v.dtype.is_floating_point or v.dtype in whole for v, whole in kinds):
             raise UserError(f"{said} of the data are {x.dtype} and {y.dtype}; from_arrays(x, y) converts them")
         labels = y[y != IGNORED] if y.dim() > 1 else y
         if y.dtype == torch.int64 and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < data.classes:

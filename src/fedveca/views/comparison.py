@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from fedveca.algorithms.registry import is_adaptive, is_pooled
 from fedveca.runs.compare import find_budget
@@ -59,6 +59,19 @@ class Comparison(NamedTuple):
         return (self.which,) if self.same_models else WHICH
 
 
+class GapEntry(TypedDict):
+    """A row minus the best row of the same model and quantity, as `compare --json` prints it."""
+
+    model: Which
+    quantity: str
+    best: str
+    method: str
+    mean: float
+    interval: tuple[float, float] | None  # 95 %, Student's t; None for one seed
+    seeds: int
+    clear: bool  # the whole interval is on one side of 0
+
+
 def compare_curves(curves: Sequence[Curve]) -> Comparison:
     """Puts together what can be said of these curves; pure numbers, no words but those on budgets."""
     runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
@@ -98,6 +111,30 @@ def find_gap(comparison: Comparison, at: int, which: Which, name: str) -> Differ
     mine, other = (comparison.rows[i].by_seed[which].get(name, {}) for i in (at, best))
     pairs = [(mine[seed], other[seed]) for seed in mine if mine[seed] is not None and other.get(seed) is not None]
     return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def list_gaps(comparison: Comparison) -> list[GapEntry]:
+    """The paired differences to the best row, for both models and every test value with a best row."""
+    found: list[GapEntry] = []
+    for which in WHICH:
+        for name in comparison.names:
+            best = find_leader(comparison, which, name)
+            for at, row in enumerate(comparison.rows):
+                gap = find_gap(comparison, at, which, name)
+                if best is not None and gap is not None:
+                    found.append(
+                        GapEntry(
+                            model=which,
+                            quantity=name,
+                            best=comparison.rows[best].method,
+                            method=row.method,
+                            mean=gap.mean,
+                            interval=gap.interval,
+                            seeds=gap.n,
+                            clear=gap.interval is not None and not gap.interval[0] <= 0 <= gap.interval[1],
+                        )
+                    )
+    return found
 
 
 def find_winner(comparison: Comparison, which: Which, name: str) -> int | None:

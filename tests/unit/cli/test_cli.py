@@ -392,7 +392,7 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
     ("argv", "names"),
     [
         (["run", *FAST, "--out", "a"], {"folder", "summary"}),
-        (["compare", *FAST, "rounds=2", "--seeds", "1", "--out", "c"], {"folder", "report", "table"}),
+        (["compare", *FAST, "rounds=2", "--seeds", "2", "--out", "c"], {"folder", "report", "table", "differences"}),
         (["partition", "clients=4"], {"clients", "labels"}),
         (["list"], {"methods", "data", "models", "partitions", "presets", "settings"}),
     ],
@@ -407,6 +407,8 @@ def test_json_is_one_object_and_nothing_else(argv: list[str], names: set[str], c
     if "table" in told:
         assert told["table"] == json.loads((here / "c" / "table.json").read_text())
         assert (here / told["report"]).exists()
+        assert {gap["seeds"] for gap in told["differences"]} == {2}
+        assert {gap["model"] for gap in told["differences"]} == {"kept", "last"}
     if "labels" in told:
         assert sum(map(sum, told["labels"])) == 1438
     if "settings" in told:

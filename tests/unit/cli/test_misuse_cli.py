@@ -35,6 +35,7 @@ PRESETS = {  # what they hold, and what is said of it
     "partition": ('partition = "custom:mine"', f"partition=custom:mine {OBJECT}"),
     "loss": ('loss = "custom:mine"', f"loss=custom:mine {OBJECT}auto | "),
     "metric": ('metric = "custom:mine"', f"metric=custom:mine {OBJECT}auto | "),
+    "augment": ('augment = "custom:mine"', f"augment=custom:mine {OBJECT}crop:PIXELS | flip | "),
     "date": ("rounds = 1979-05-27", "rounds=datetime.date(1979, 5, 27) is not int; allowed: >= 1"),
     "tables": ("[[rounds]]\na = 1", "rounds=[{'a': 1}] is not int; allowed: >= 1"),
     "section": ("[experiment]\nrounds = 1", "experiment is not a setting"),
@@ -160,7 +161,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         # objects that only Python gives, and names that are none
         *(
             (["run", f"{key}=custom:x"], f"{key}=custom:x {OBJECT}")
-            for key in ("data", "model", "method", "loss", "metric", "partition")
+            for key in ("data", "model", "method", "loss", "metric", "partition", "augment")
         ),
         (["compare", "--methods", "fedavg,custom:x"], "method=custom:x is an object that was given from Python"),
         (["run", "metric=absolute_error"], "metric=absolute_error does not fit the targets of these data; accuracy "),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from zygote import is_over, zygote
 
 from fedveca.algorithms import FedAvg, FedVeca
 from fedveca.algorithms.control import control
@@ -160,23 +161,25 @@ def test_a_damaged_memory_gives_way_to_the_former_checkpoint(tmp_path: Path, cap
 def test_killed_with_its_memory_on_disk(tmp_path: Path) -> None:
     """SIGKILL at moments by chance: what clients remember is that of the checkpoint, bit for bit."""
     words = [f"{k}={v}" for k, v in (SMALL | {"rounds": 120, "memory_mb": 0, "checkpoint_every": 2}).items()]
-    command = [sys.executable, "-m", "fedveca.cli", "run", "--quiet", "--device", "cpu"]
-    assert subprocess.run([*command, *words, "--out", str(tmp_path / "whole")], check=False).returncode == 0
+    command = ["run", "--quiet", "--device", "cpu"]
     folder, chance, kills = tmp_path / "killed", random.Random(0), 0
-    process = subprocess.Popen([*command, *words, "--out", str(folder)])
-    for _ in range(30):
-        before = len((folder / "rounds.jsonl").read_text().splitlines()) if (folder / "rounds.jsonl").exists() else 0
-        deadline = time.monotonic() + 60
-        while kills < 3 and process.poll() is None and time.monotonic() < deadline:
-            rounds = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
-            if len(rounds) > before + chance.randrange(5, 30):
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
+    with zygote(tmp_path) as programs:
+        assert programs.run(*command, *words, "--out", tmp_path / "whole") == (0, "")
+        pid = programs.start(*command, *words, "--out", folder)
+        for _ in range(30):
+            written = folder / "rounds.jsonl"
+            before = len(written.read_text().splitlines()) if written.exists() else 0
+            deadline = time.monotonic() + 60
+            while kills < 3 and not is_over(pid) and time.monotonic() < deadline:
+                rounds = written.read_text().splitlines() if written.exists() else []
+                if len(rounds) > before + chance.randrange(5, 30):
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.005)
+            if programs.wait(pid) == 0 or (folder / "summary.json").exists():
                 break
-            time.sleep(0.005)
-        if process.wait(240) == 0 or (folder / "summary.json").exists():
-            break
-        process = subprocess.Popen([*command, "--resume", str(folder)])
+            pid = programs.start(*command, "--resume", folder)
     assert kills >= 2
     same(tmp_path / "whole", folder)
 

@@ -18,6 +18,7 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05), Corrected(0.05)]
+SLOW_MLP = pytest.param("mlp", marks=pytest.mark.slow)
 UNEQUAL = torch.tensor([7, 2, 3, 1, 9, 2, 4, 2])
 
 
@@ -31,7 +32,7 @@ def trained(algorithm: Algorithm, name: str, **options: Any) -> tuple[Tensor, li
     return seen[-1][0].w, [trace["tau"] for _, trace in seen]
 
 
-@pytest.mark.parametrize("name", ["svm", "mlp"])
+@pytest.mark.parametrize("name", ["svm", SLOW_MLP])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: type(a).__name__)
 def test_chunks_and_threads_do_not_change_the_result(algorithm: Algorithm, name: str) -> None:
     """One client at a time is the plain path; every faster one agrees with it."""
@@ -42,7 +43,7 @@ def test_chunks_and_threads_do_not_change_the_result(algorithm: Algorithm, name:
         assert float((w - plain).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["svm", "mlp"])
+@pytest.mark.parametrize("name", ["svm", SLOW_MLP])
 @pytest.mark.parametrize("drawn", [1, 8 * 8 * 2, 8 * 8 * 5])  # rows of 8 clients: blocks of 1, 2 and 5 steps
 def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for algorithm in (FedVeca(0.05), Scaffold(0.05)):
@@ -64,7 +65,7 @@ def test_chunks_and_threads_of_convolutions() -> None:
 
 
 @pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.3:0.4"])
-@pytest.mark.parametrize("name", ["svm", "mlp", "cnn"])
+@pytest.mark.parametrize("name", ["svm", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_bytes_made_ready_as_they_are_picked_train_the_same_model(name: str, pixels: str) -> None:
     data = load("digits")
     x = (data.x * 255).to(torch.uint8)
@@ -160,3 +161,15 @@ def test_sample_draws_each_client_as_often() -> None:
 def test_one_number_is_mixed_as_a_tensor_is() -> None:
     for x in (0, 1, -1, 2**40 + 7, -(2**63), 2**63 - 1):
         assert draws._to_signed(draws._mix_integer(x)) == int(draws._mix(torch.tensor(x)))
+
+
+def test_what_a_transformer_holds_bounds_the_clients_and_the_rows_of_a_pass() -> None:
+    """Its activations, not only its parameters: eight of these clients side by side would hold 400 MB per thread."""
+    x, labels = torch.zeros(64, 128, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
+    shares = partition("iid", labels, 10, 2)
+    wide = model("gpt", (128,), 96, hidden=64, layers=2, sample=(x, x))
+    assert wide.mapped
+    cohort = LocalCohort(FedAvg(0.1), wide, x, x, shares, batch=32)
+    assert (cohort.lanes, cohort.most_rows) == (1, 2**26 // wide.row_bytes)
+    narrow = LocalCohort(FedAvg(0.1), model("mlp", (64,), 10), torch.zeros(64, 64), labels, shares, batch=32)
+    assert narrow.lanes == 4 * 2**20 // (4 * 4810)

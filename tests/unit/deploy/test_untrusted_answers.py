@@ -84,7 +84,7 @@ def npy(value: Any) -> bytes:
 
 
 def many(kind: Any, record: str, value: Any) -> Change:
-    return lambda records: records.__setitem__(record, kind({f"name-{n}": value for n in range(20_000)}))
+    return lambda records: records.__setitem__(record, kind({f"name-{n}": value for n in range(2_000)}))
 
 
 def instead(content: RecordDict | Error) -> Change:
@@ -100,15 +100,15 @@ def one(size: float) -> np.ndarray[Any, Any]:
 
 ONES = np.ones(P, np.float32)
 PAINT = "\x1b[2J\x1b]0;owned\x07\r\n\u202e" + "x" * 10
-FLOOD = "A" * 20_000_000
+FLOOD = "A" * 2_000_000
 HUGE = npy(ONES).replace(b"(64,)", b"(1000000000000,)")
 ANSWERS: dict[str, tuple[Change, str]] = {
     "another client": (put("answer", "client", 0), "answered with client 0, not 1"),
     "a bool for the client": (put("answer", "client", True), "answered with client True, not 1"),
     "a whole float for the client": (put("answer", "client", 1.0), "answered with client 1.0, not 1"),
     "text for the client": (put("answer", "client", "1"), "answered with client '1', not 1"),
-    "20 MB for the client": (put("answer", "client", FLOOD), "answered with client 'AAAA"),
-    "20 MB of bytes for the client": (put("answer", "client", FLOOD.encode()), "answered with client b'AAAA"),
+    "2 MB for the client": (put("answer", "client", FLOOD), "answered with client 'AAAA"),
+    "2 MB of bytes for the client": (put("answer", "client", FLOOD.encode()), "answered with client b'AAAA"),
     "a list of long texts for the client": (put("answer", "client", [FLOOD, "B"]), "answered with client ['AAAA"),
     "a long list for the client": (put("answer", "client", [7] * 100_000), "answered with client [7, 7"),
     "escape codes for the client": (put("answer", "client", PAINT), "answered with client '\\x1b[2J"),
@@ -120,7 +120,7 @@ ANSWERS: dict[str, tuple[Change, str]] = {
     "no tau": (drop("answer", "tau"), "answered with tau None, not 10"),
     "a word too many": (put("answer", "extra", 1), "answered with ['extra'] besides client, round, tau"),
     "a word of escape codes": (put("answer", PAINT, 1), "answered with ['\\x1b[2J"),
-    "20,000 words too many": (many(ConfigRecord, "answer", 1), "answered with client None"),
+    "2,000 words too many": (many(ConfigRecord, "answer", 1), "answered with client None"),
     "diverged as a number": (put("answer", "diverged", 1), "answered with diverged 1, not True"),
     "diverged and not": (put("answer", "diverged", False), "answered with diverged False, not True"),
     "diverged with vectors": (put("answer", "diverged", True), "sent ['G', 'beta', 'grad', 'loss', 'spread'], not []"),
@@ -137,8 +137,8 @@ ANSWERS: dict[str, tuple[Change, str]] = {
     "no beta": (drop("numbers", "beta"), "sent ['G', 'grad', 'loss', 'spread'], not ['G', 'beta'"),
     "a number too many": (put("numbers", "zeta", 1.0), "'zeta'], not ["),
     "a number named with escape codes": (put("numbers", PAINT, 1.0), "sent ['\\x1b[2J"),
-    "a number with a name of 20 MB": (put("numbers", FLOOD, 1.0), "sent ['AAAA"),
-    "20,000 numbers": (many(MetricRecord, "numbers", 1.0), "19994 more], not ["),
+    "a number with a name of 2 MB": (put("numbers", FLOOD, 1.0), "sent ['AAAA"),
+    "2,000 numbers": (many(MetricRecord, "numbers", 1.0), "1994 more], not ["),
     "a vector with NaN": (vector(one(float("nan"))), "sent G with a number that is not finite"),
     "a vector of one 3e38": (vector(one(3e38)), "sent G of norm 3e+38, whose square is beyond float32"),
     "a vector of many 1e19": (vector(1e19 * ONES), "sent G of norm 8e+19, whose square is beyond float32"),
@@ -164,7 +164,7 @@ ANSWERS: dict[str, tuple[Change, str]] = {
     "an error": (instead(Error(3, "the disk is full\nat line 3")), "failed: the disk is full (Flower's error 3)"),
     "an error without a reason": (instead(Error(3)), "failed: no reason given (Flower's error 3)"),
     "an error of escape codes": (instead(Error(3, PAINT)), "failed: \\x1b[2J\\x1b]0;owned\\x07 (Flower's error 3)"),
-    "an error of 20 MB": (instead(Error(3, FLOOD)), "failed: AAAA"),
+    "an error of 2 MB": (instead(Error(3, FLOOD)), "failed: AAAA"),
 }
 
 
@@ -208,7 +208,7 @@ STRANGERS: dict[str, tuple[Change, int, str]] = {
     "a bool": (who_it_is(client=True, rows=5), -1, "says it is client True;"),
     "a whole float": (who_it_is(client=1.0, rows=5), -1, "says it is client 1.0;"),
     "escape codes": (who_it_is(client=PAINT, rows=5), -1, "says it is client '\\x1b[2J"),
-    "20 MB": (who_it_is(client=FLOOD, rows=5), -1, "says it is client 'AAAA"),
+    "2 MB": (who_it_is(client=FLOOD, rows=5), -1, "says it is client 'AAAA"),
     "no rows": (who_it_is(client=1), 1, "says it has None rows; allowed: 1 to 1099511627776"),
     "0 rows": (who_it_is(client=1, rows=0), 1, "says it has 0 rows"),
     "rows below zero": (who_it_is(client=1, rows=-5), 1, "says it has -5 rows"),
@@ -216,7 +216,7 @@ STRANGERS: dict[str, tuple[Change, int, str]] = {
     "rows far beyond": (who_it_is(client=1, rows=2**63 - 1), 1, "says it has 9223372036854775807 rows"),
     "a bool of rows": (who_it_is(client=1, rows=True), 1, "says it has True rows"),
     "a float of rows": (who_it_is(client=1, rows=5.0), 1, "says it has 5.0 rows"),
-    "20 MB of rows": (who_it_is(client=1, rows=FLOOD), 1, "says it has 'AAAA"),
+    "2 MB of rows": (who_it_is(client=1, rows=FLOOD), 1, "says it has 'AAAA"),
     "an error of escape codes": (instead(Error(7, PAINT)), -1, "failed: \\x1b[2J"),
 }
 

@@ -90,6 +90,18 @@ def test_concentration_makes_sizes_uneven() -> None:
     assert float(uneven) > 5 * float(even)
 
 
+def test_labels_per_client_are_those_of_partition_labels() -> None:
+    for k in (1, 3):
+        data, shares = load_data(replace(E, partition="labels", clients=10, labels_per_client=k))
+        assert (label_counts(shares, data.y, 10) > 0).sum(1).tolist() == [k] * 10
+
+
+def test_the_exponent_makes_sizes_uneven() -> None:
+    even, uneven = (load_data(replace(E, partition="power_law", exponent=x))[1].sizes for x in (0.0, 2.0))
+    assert int(even.max() - even.min()) <= 1
+    assert int(uneven[0]) == pytest.approx(4 * int(uneven[1]), abs=4)
+
+
 def test_shards_are_the_pieces_of_a_client() -> None:
     """Rows sorted by label are cut into N times so many pieces: more pieces, more labels per client."""
     counts = []

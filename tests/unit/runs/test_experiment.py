@@ -72,13 +72,8 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    fixed = {
-        "model": "svm",
-        "faults": "drop:0.2,scale:0.1:-3",
-        "dp_noise": 0.0,
-        "augment": "crop:4,flip",
-        "epochs": "",
-    } | PLAIN
+    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
+    fixed |= PLAIN
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedveca.errors import UserError
-from fedveca.runs.files import LineTail
-from fedveca.runs.folder import write_atomic
+from fedveca.runs.files import LineTail, write_atomic
 
 
 def test_a_tail_reads_each_complete_line_once(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedveca import Experiment, from_arrays
 from fedveca.cohorts.random import draw_rows, draw_seed
+from fedveca.deploy.server import check_deployable
 from fedveca.errors import suggest
 from fedveca.runs.build import build
 from fedveca.runs.federate import choose_clients
@@ -181,6 +182,12 @@ def test_what_does_not_fit_is_one_sentence(settings: dict[str, Any], custom: dic
     with pytest.raises(ValueError, match=why) as caught:
         build(replace(E, **settings), **custom)
     assert "\n" not in str(caught.value)
+
+
+def test_nodes_need_a_name_that_they_know() -> None:
+    check_deployable(replace(E, augment=ALL))
+    with pytest.raises(ValueError, match="augment='custom:mine' is a Python object; nodes need a name that they know"):
+        check_deployable(replace(E, augment="custom:mine"))
 
 
 # a local step

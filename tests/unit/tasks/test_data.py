@@ -582,6 +582,7 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
     assert torch.equal(beside.writer, data.writer)
 
 
+@pytest.mark.slow
 def test_cifar10_is_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDVECA_CACHE", str(REAL_CACHE))
     if fetch.find_files("cifar10") is None:

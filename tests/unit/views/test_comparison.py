@@ -37,6 +37,19 @@ TWO = [made("fedveca", s, [0.3, 0.7, v]) for s, v in enumerate((0.92, 0.94))] + 
 ]
 
 
+def test_differences_to_the_best_are_listed_for_programs() -> None:
+    """0.92, 0.94 and 0.71, 0.73: each pair is 0.21 apart, so the interval has no width."""
+    gaps = {(gap["model"], gap["quantity"]): gap for gap in views.list_gaps(compared(*TWO))}
+    assert set(gaps) == {(w, n) for w in ("kept", "last") for n in ("test_accuracy", "test_loss")}
+    gap = gaps["kept", "test_accuracy"]
+    assert (gap["best"], gap["method"], gap["seeds"], gap["clear"]) == ("fedveca", "fedavg", 2, True)
+    assert gap["mean"] == pytest.approx(-0.21)
+    assert gap["interval"] == pytest.approx((-0.21, -0.21))
+    assert gaps["last", "test_loss"]["mean"] == pytest.approx(0.21)
+    one = views.list_gaps(compared(TWO[0], TWO[2]))[0]
+    assert (one["interval"], one["seeds"], one["clear"]) == (None, 1, False)
+
+
 def test_a_winner_is_clearly_better_than_every_rival() -> None:
     c = compared(*TWO)
     assert views.find_leader(c, "kept", "test_accuracy") == views.find_winner(c, "kept", "test_accuracy") == 0

@@ -22,11 +22,12 @@ from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
-from fedveca.cohorts.local.rows import ClientRows
+from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
 from fedveca.errors import UserError
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -39,6 +40,7 @@ _STREAMS = 16  # clients side by side on a CUDA device
 _ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
+_MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
 _CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
@@ -101,7 +103,7 @@ class LocalCohort:
         self,
         algorithm: Algorithm,
         problem: Problem,
-        x: Tensor,
+        x: Tensor | LazyRows,
         y: Tensor,
         shares: Shares,
         *,
@@ -126,7 +128,8 @@ class LocalCohort:
         Args:
             algorithm: The method, of which the clients' half is used here.
             problem: The model and the loss that the clients minimise.
-            x: The training rows, [D, ...]: float32, bytes of pixels, or int64 tokens.
+            x: The training rows, [D, ...]: float32, bytes of pixels, or int64 tokens; lazily read ones stay where
+                they are.
             y: Their labels or targets, [D, ...].
             shares: Which client owns which rows.
             batch: Rows of a mini-batch.
@@ -155,19 +158,20 @@ class LocalCohort:
         self.local_statistics = local_statistics
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
-        self.rows = ClientRows(x, problem.targets(y), shares.rows, pixels, self.device)
+        self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
         self.start = shares.start  # [N + 1] first row of each client
         check_loss(algorithm, problem, y)
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         need = max(4 * batch * self.rows.numel, 4 * problem.size)
-        self.lanes = lanes or (max(1, _CHUNK_BYTES // need) if problem.mapped else 1)
+        fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
+        self.lanes = lanes or (max(1, fitting) if problem.mapped else 1)
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
-            self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick)
+            self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick, self.rows.feed)
         self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
-        limit = _PROBE_BYTES
+        limit = _MAPPED_BYTES if problem.mapped else _PROBE_BYTES
         if self.device.type == "cuda":
             limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
@@ -220,7 +224,7 @@ class LocalCohort:
                     "take a smaller batch, a smaller probe, or precision=bfloat16"
                 ) from error
         if self._lanes:
-            self._lanes = Lanes(max(1, streams // 2), self.algorithm, self.problem, self.rows.pick)
+            self._lanes = Lanes(max(1, streams // 2), self.algorithm, self.problem, self.rows.pick, self.rows.feed)
         torch.cuda.empty_cache()
         _log.warning("round %d: out of CUDA memory; continuing with %d clients side by side", k + 1, streams // 2 or 1)
         halves = chunk.split(-(-len(chunk.ids) // 2)) if streams == 1 else [chunk]
@@ -357,8 +361,9 @@ class LocalCohort:
             return unknown[:, 0], unknown.expand_as(w)
         sizes, starts = self.sizes[chunk.ids].tolist(), self.start[chunk.ids].tolist()
         counts = [min(self.probe, size) if self.probe else size for size in sizes]
-        if self._lanes and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
-            F, g = self._probe_on_lanes(self._lanes, w, running, chunk, counts)
+        captured = self._lanes if self.rows.feed is None else None  # a captured probe picks its rows itself
+        if captured and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
+            F, g = self._probe_on_lanes(captured, w, running, chunk, counts)
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
             F, g = self._probe_together(w, running, chunk, counts)
         else:
@@ -397,13 +402,8 @@ class LocalCohort:
     ) -> tuple[Tensor, Tensor]:
         """One client, block by block; all its rows are read where they lie."""
         F, g = torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w
-        for at in range(0, count, self.block):
-            stop = min(at + self.block, count)
-            if count == size:
-                x, y = self.rows.read(start + at, start + stop)
-            else:
-                x, y = self.rows.pick(start + torch.arange(at, stop, device=self.device) * size // count)
-            share = (stop - at) / count
+        for x, y in self.rows.blocks(start, size, count, self.block):
+            share = len(y) / count
             if want_gradient:
                 now = None if running is None else running[None]
                 F_block, g_block = self.problem.gradients(w[None], x[None], y[None], statistics=now)

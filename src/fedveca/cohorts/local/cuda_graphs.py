@@ -7,27 +7,38 @@ launch; the host never waits inside a round.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.cohorts.local.rows import Feed
 from fedveca.cohorts.local_loss import make_local_loss
 from fedveca.tasks.problem import Problem
 
+Result = TypeVar("Result")
+Turns = Generator[None, None, Result]  # work on a lane that pauses, so that the host can serve the others
+_TURN = 16  # steps
 Running = tuple[Tensor, ...]  # statistics [n, S], or nothing
 PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
 
 
 class Lanes:
-    """Streams over which clients are distributed."""
+    """Streams over which clients are distributed.
 
-    def __init__(self, size: int, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
-        self.size, self.algorithm, self.problem, self.pick = size, algorithm, problem, pick
+    A captured step picks its rows with `pick`, or, where they are not on the device, finds them where `feed` put them.
+    """
+
+    def __init__(
+        self, size: int, algorithm: Algorithm, problem: Problem, pick: PickRows, feed: Feed | None = None
+    ) -> None:
+        self.size, self.algorithm, self.problem, self.pick, self.feed = size, algorithm, problem, pick, feed
         self._lanes: list[Lane] = []
 
     def take_local_steps(
@@ -47,7 +58,7 @@ class Lanes:
         clients', where the model draws.
         """
 
-        def work(lane: Lane, i: int) -> tuple[Tensor, object, Running]:
+        def work(lane: Lane, i: int) -> Turns[tuple[Tensor, object, Running]]:
             mine, now, labels = tree_map(lambda v: v[i : i + 1], (s, running, counts))
             seed = seeds[i] if seeds else None
             return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, labels, seed)
@@ -58,25 +69,33 @@ class Lanes:
     def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
         """F [n] and grad F [n, P] at w [n, P] on the rows index [n, passes, R], which count weight [n, passes, R]."""
 
-        def work(lane: Lane, i: int) -> tuple[Tensor, Tensor]:
+        def work(lane: Lane, i: int) -> Turns[tuple[Tensor, Tensor]]:
             now = tree_map(lambda v: v[i : i + 1], running)
             return lane.probe(w[i : i + 1], index[i], weight[i], now)
 
         found: tuple[Tensor, Tensor] = self._distribute(len(w), work)
         return found
 
-    def _distribute(self, clients: int, work: Callable[[Lane, int], object]) -> Any:
+    def _distribute(self, clients: int, work: Callable[[Lane, int], Turns[Result]]) -> Any:
         """What each client's work gives, side by side; the lanes take turns."""
         while len(self._lanes) < min(self.size, clients):
-            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick))
+            self._lanes.append(Lane(self.algorithm, self.problem.fork(), self.pick, self.feed))
         main = torch.cuda.current_stream()
         for lane in self._lanes:
             lane.stream.wait_stream(main)
-        out = []
-        for i in range(clients):
-            lane = self._lanes[i % len(self._lanes)]
+        waiting = iter(range(clients))
+        active = deque((lane, i, work(lane, i)) for lane, i in zip(self._lanes, waiting, strict=False))
+        out: list[Result | None] = [None] * clients
+        while active:  # turn by turn: a stream that is full would make the host wait while the others are empty
+            lane, i, job = active.popleft()
             with torch.cuda.stream(lane.stream):
-                out.append(work(lane, i))
+                try:
+                    next(job)
+                except StopIteration as end:
+                    out[i] = end.value
+                    active.extend((lane, j, work(lane, j)) for j in islice(waiting, 1))
+                else:
+                    active.append((lane, i, job))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
         return tree_map(lambda *parts: torch.cat(parts), *out)
@@ -88,6 +107,7 @@ class LaneWork(NamedTuple):
     algorithm: Algorithm
     problem: Problem
     pick: PickRows
+    feed: Feed | None
     stream: torch.cuda.Stream
     generators: list[torch.Generator]
 
@@ -112,16 +132,16 @@ class LaneWork(NamedTuple):
 class Lane:
     """One client's work, replayed on a stream of its own."""
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows) -> None:
+    def __init__(self, algorithm: Algorithm, problem: Problem, pick: PickRows, feed: Feed | None) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.generators = [torch.Generator("cuda")] if problem.random else []  # of this lane alone
-        self.work = LaneWork(algorithm, problem, pick, self.stream, self.generators)
+        self.work = LaneWork(algorithm, problem, pick, feed, self.stream, self.generators)
         self.steps: CapturedSteps | None = None
         self.probes: CapturedProbe | None = None
 
     def take_local_steps(
         self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor, seed: int | None
-    ) -> tuple[Tensor, object, Running]:
+    ) -> Turns[tuple[Tensor, object, Running]]:
         """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
 
         Each replay draws from where the last one ended, so every step of a client draws anew from its seed.
@@ -131,17 +151,21 @@ class Lane:
         for generator in self.generators:
             assert seed is not None
             generator.manual_seed(seed)
-        return self.steps.run(lr, order, s, index, running, counts)
+        return (yield from self.steps.run(lr, order, s, index, running, counts))
 
-    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
         if self.probes is None or index.shape[1] != self.probes.rows or len(index) > self.probes.room:
             self.probes = CapturedProbe(self.work, w, index, weight, running)
-        return self.probes.run(w, index, weight, running)
+        return (yield from self.probes.run(w, index, weight, running))
 
 
 class CapturedSteps:
-    """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next."""
+    """A local step, captured once: row numbers of all steps lie on the device, and a counter says which is next.
+
+    Rows that are fed lie in the same memory at each step: they are copied there on the lane's stream, so after the step
+    before has read them.
+    """
 
     def __init__(
         self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
@@ -155,24 +179,29 @@ class CapturedSteps:
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
         self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
         self.index = index[:1].repeat(self.room, 1)
+        self.fed = work.pick(index[:1]) if work.feed else None  # x and y of the step
         self.graph = work.capture(self._step)
 
     def run(
         self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
-    ) -> tuple[Tensor, object, Running]:
+    ) -> Turns[tuple[Tensor, object, Running]]:
         self.lr.fill_(lr)
         _copy((self.order, self.s, self.running, self.counts), (order, s, running, counts))
         self.w.copy_(order.w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
-        for _ in range(len(index)):
+        for step, rows in enumerate(self.work.feed(index[:, None]) if self.work.feed else [None] * len(index), 1):
+            if rows:
+                _copy(self.fed, rows)
             self.graph.replay()
+            if step % _TURN == 0:
+                yield
         done: tuple[Tensor, object, Running] = tree_map(torch.clone, (self.w, self.s, self.running))
         return done
 
     def _step(self) -> None:
-        _, problem, pick, _, generators = self.work
-        x, y = pick(self.index.index_select(0, self.at))
+        _, problem, pick, _, _, generators = self.work
+        x, y = self.fed or pick(self.index.index_select(0, self.at))
         now = self.running[0] if self.running else None
         loss = make_local_loss(self.algorithm, self.order, self.s, self.counts)
         g = problem.slope(self.w, x, y, statistics=now, generators=generators or None, loss=loss)
@@ -193,7 +222,7 @@ class CapturedProbe:
         self.index, self.weight = index[:1].repeat(self.room, 1), weight[:1].repeat(self.room, 1)
         self.graph = work.capture(self._add_pass)
 
-    def run(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
+    def run(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         _copy((self.w, self.running), (w, running))
         for v in (self.F, self.g, self.at):
             v.zero_()
@@ -201,6 +230,7 @@ class CapturedProbe:
         self.weight[: len(index)].copy_(weight)
         for _ in range(len(index)):
             self.graph.replay()
+            yield
         return self.F.clone(), self.g.clone()
 
     def _add_pass(self) -> None:

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedveca.tasks.datasets.dataset import UNIT, moments, read_channels
+from fedveca.tasks.datasets.lazy import LazyRows
+
+_AHEAD = 2  # steps whose rows are read while another one is computed
+_READERS = 4  # threads that read ahead
+Feed = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]  # row numbers [steps, n, B] -> the rows of each step
+
+
+def make_client_rows(
+    x: Tensor | LazyRows, y: Tensor, order: Tensor, pixels: str, device: torch.device
+) -> ClientRows | LazyClientRows:
+    """The rows `order` of x and y: in the device's memory, or read from where they lie."""
+    if isinstance(x, LazyRows):
+        return LazyClientRows(x, y, order, pixels, device)
+    return ClientRows(x, y, order, pixels, device)
 
 
 class ClientRows:
     """Stored as compactly as they came, prepared for the model when picked: bytes are quicker to fetch than floats."""
 
+    feed: Feed | None = None  # a captured step picks its rows itself
+
     def __init__(self, x: Tensor, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
-        self.x, self.y = _reorder(x, order).to(device), y[order].to(device)
+        self.x, self.y, self.device = _reorder(x, order).to(device), y[order].to(device), device
         self.numel = self.x[0].numel()  # of one row
         self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32  # what a model takes
         self.unit = UNIT if pixels == "unit" else 1.0  # what a number of a row is multiplied by
@@ -33,9 +52,14 @@ class ClientRows:
         x, y = self._prepare(lambda v: v.index_select(0, index.flatten()))
         return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
-    def read(self, at: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Rows that lie side by side."""
-        return self._prepare(lambda v: v[at:stop])
+    def blocks(self, start: int, size: int, count: int, block: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """`count` of the `size` rows from `start`, evenly spaced, `block` at a time; all are read where they lie."""
+        for at in range(0, count, block):
+            stop = min(at + block, count)
+            if count == size:
+                yield self._prepare(lambda v, rows=slice(start + at, start + stop): v[rows])  # type: ignore[misc]
+            else:
+                yield self.pick(start + torch.arange(at, stop, device=self.device) * size // count)
 
     def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows [n, B] of each step of index [steps, n, B], on the CPU, yet to be multiplied by `unit`.
@@ -77,6 +101,73 @@ class ClientRows:
         elif self.unit != 1:
             x = x.float() * self.unit
         return x.to(self.kind), pick(self.y)
+
+
+class LazyClientRows:
+    """Rows that are read when they are needed, and while others are computed with; labels are in memory.
+
+    A batch has the same bytes as that of `ClientRows`. What is held are the row numbers, and a few batches.
+    """
+
+    def __init__(self, x: LazyRows, y: Tensor, order: Tensor, pixels: str, device: torch.device) -> None:
+        self.x, self.y, self.device = x[order], y[order].to(device), device
+        self.numel = int(np.prod(x.shape[1:]))
+        self.kind = torch.int64 if x.dtype == torch.int64 else torch.float32
+        self.unit = UNIT if pixels == "unit" else 1.0
+        self.standardised = pixels == "standardised"
+        channels = read_channels(pixels)
+        self._channels = channels.scaling(device) if channels else None
+
+    def pick(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """As `ClientRows.pick`."""
+        return next(self.feed(index[None]))
+
+    def blocks(self, start: int, size: int, count: int, block: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `ClientRows.blocks`."""
+        parts = torch.split(start + torch.arange(count) * size // count, block)
+        for part, raw in zip(parts, self._read_ahead(parts), strict=True):
+            yield self._prepare(raw), self.y.index_select(0, part.to(self.device))
+
+    def feed(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The prepared rows and the labels of each step of index [steps, ...], on the device."""
+        form = index.shape[1:]
+        for at, raw in zip(index.flatten(1), self._read_ahead(index.flatten(1).cpu()), strict=True):
+            x, y = self._prepare(raw), self.y.index_select(0, at.to(self.device))
+            yield x.view(*form, *x.shape[1:]), y.view(*form, *y.shape[1:])
+
+    def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `ClientRows.batches`."""
+        at, form = index.flatten(1), index.shape[1:]
+        labels = self.y.index_select(0, at.flatten()).view(*index.shape, *self.y.shape[1:])
+        for raw, y in zip(self._read_ahead(at), labels, strict=True):
+            x = raw.to(self.kind)
+            scaling = moments(raw) if self.standardised else self._channels
+            if scaling:
+                x.sub_(scaling[0]).mul_(scaling[1])
+            yield x.view(*form, *x.shape[1:]), y
+
+    def _prepare(self, raw: Tensor) -> Tensor:
+        x = raw.to(self.device)
+        scaling = moments(x) if self.standardised else self._channels
+        if scaling:
+            x = (x.float() - scaling[0]) * scaling[1]
+        elif self.unit != 1:
+            x = x.float() * self.unit
+        return x.to(self.kind)
+
+    def _read_ahead(self, steps: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The rows of each step as they lie in their file; those of the next steps are read meanwhile."""
+        waiting = deque[Future[Tensor]]()
+        for rows in steps:
+            waiting.append(self._readers.submit(self.x.read, rows))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    @cached_property
+    def _readers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_READERS, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ from fedveca.cohorts.ray.worker import (
     to_tensors,
 )
 from fedveca.errors import UserError
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
@@ -77,7 +78,7 @@ class RayCohort:
         self,
         algorithm: Algorithm,
         problem: Callable[[], Problem],
-        x: Tensor,
+        x: Tensor | LazyRows,
         y: Tensor,
         shares: Shares,
         *,
@@ -91,7 +92,7 @@ class RayCohort:
         Args:
             algorithm: The method, of which the clients' half runs on the workers.
             problem: Makes the problem, once on each worker.
-            x: The training rows, [D, ...].
+            x: The training rows, [D, ...]; each worker opens the source of lazily read ones itself.
             y: Their labels or targets, [D, ...].
             shares: Which client owns which rows.
             workers: Number of workers; 0 takes one per core, or as many as fit on the GPUs.
@@ -105,7 +106,7 @@ class RayCohort:
         self.algorithm, self.problem, self.x, self.y, self.shares = algorithm, problem, x, y, shares
         self.options, self.gpus, self.sizes = options, gpus, shares.sizes
         self.total_weight = float(len(self.sizes) if options.get("equal_weights") else self.sizes.sum())
-        connect(address, 2 * x.numel() * x.element_size())
+        connect(address, 16 * len(x) if isinstance(x, LazyRows) else 2 * x.numel() * x.element_size())
         cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cores, cards = cluster.get("CPU", 0.0), cluster.get("GPU", 0.0)
         self.count = min(workers or int(cards / gpus if gpus else cores) or 1, len(self.sizes))
@@ -190,7 +191,7 @@ class RayCohort:
         return worker.remote(
             self.algorithm,
             self.problem,
-            ray.put(self.x[rows].numpy()),
+            ray.put(self.x[rows] if isinstance(self.x, LazyRows) else self.x[rows].numpy()),
             ray.put(self.y[rows].numpy()),
             start.numpy(),
             "cuda" if self.gpus else "cpu",

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.contract import CohortOptions
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 from fedveca.version import __version__
@@ -78,7 +79,7 @@ class Worker:
         self,
         algorithm: Algorithm,
         problem: Callable[[], Problem],
-        x: NumpyArray,
+        x: NumpyArray | LazyRows,
         y: NumpyArray,
         start: NumpyArray,
         device: str,
@@ -91,7 +92,7 @@ class Worker:
         self.local = LocalCohort(
             algorithm,
             problem(),
-            torch.tensor(x),
+            x if isinstance(x, LazyRows) else torch.tensor(x),
             torch.tensor(y),
             Shares(rows, torch.tensor(start)),
             device=device,

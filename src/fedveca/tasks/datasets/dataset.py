@@ -62,7 +62,11 @@ class ChannelMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows as compact as they came, and how a batch of them becomes the model's input."""
+    """Rows as compact as they came, and how a batch of them becomes the model's input.
+
+    With `lazy=True` x and x_test are `LazyRows`: they have the shape, the dtype and the first axis of a tensor, and the
+    functions that read rows accept both. They are typed as the tensors that they are in all other data sets.
+    """
 
     name: str
     x: Tensor  # [D, ...] uint8 images [D, C, H, W], float32 features [D, d] or int64 tokens [D, T]

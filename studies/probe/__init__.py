@@ -1,0 +1,1 @@
+"""How many rows the probe needs, and which."""
