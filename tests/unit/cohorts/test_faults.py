@@ -87,7 +87,7 @@ def takes(method: str) -> bool:
     return method != "centralised" and not algorithm.has_loss and not algorithm.needs_everyone
 
 
-@pytest.mark.parametrize("method", filter(takes, methods()))
+@pytest.mark.parametrize("method", [m for m in methods() if takes(m)])
 def test_the_record_names_what_happened(method: str) -> None:
     lines = rounds_of(method=method, faults="drop:0.2,crash:0.1:2,late:0.2,nan:0.1,flip:0.2", participation=0.8)
     kinds = set()
