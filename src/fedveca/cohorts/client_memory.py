@@ -68,6 +68,7 @@ class ClientMemory:
             new = {name: torch.zeros(width) for name, width in self.widths.items()}
         if not new:
             return {}
+        new = _sort(new)
         rows = torch.cat([v.expand(len(ids), -1) for v in new.values()], -1)
         slot, seen = self.slot[ids], self.has_row(ids)
         if bool(seen.any()):
@@ -85,6 +86,7 @@ class ClientMemory:
         """Stores values [n, ...] of distinct clients."""
         if not values or not len(ids):
             return
+        values = _sort(values)
         rows = torch.cat(list(values.values()), -1)
         if not self.widths:
             self._allocate({name: v.shape[-1] for name, v in values.items()}, rows.device)
@@ -115,7 +117,7 @@ class ClientMemory:
         self.home = path
         if not saved:
             return
-        widths = {name: v.shape[-1] for name, v in new.items()}
+        widths = {name: v.shape[-1] for name, v in _sort(new).items()}
         if not self._fits(saved, widths):
             raise ClientMemoryError(f"{path.name} does not fit its checkpoint")
         store = ClientStore.load(self.clients, path, saved)
@@ -176,3 +178,8 @@ class NodeLedger:
 def _read_integer(v: Tensor) -> int:
     """The one integer of a tensor; -1 where it is something else."""
     return int(v) if v.dtype == torch.int64 and v.numel() == 1 else -1
+
+
+def _sort(named: Named) -> Named:
+    """By name, as a row holds them: a method, and a file of a node, may name them in any order."""
+    return dict(sorted(named.items()))

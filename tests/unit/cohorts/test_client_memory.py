@@ -251,3 +251,14 @@ def test_a_hundred_thousand_clients(tmp_path: Path) -> None:
     assert peak < 2048
     seen = {i for line in lines(tmp_path / "run") for i in line["ids"]}
     assert len(seen) * 60 * 4 <= os.path.getsize(tmp_path / "run" / MEMORY_FILE) < (len(seen) + 2000) * 60 * 4
+
+
+def test_names_may_come_in_any_order() -> None:
+    """As from a node's file, which sorts them: each name keeps its own values, whatever its width."""
+    memory, here = ClientMemory(3), torch.tensor([1])
+    new = {"w": torch.zeros(3), "h": torch.zeros(3), "rate": torch.zeros(1)}
+    values = {"h": torch.full((1, 3), 1.0), "rate": torch.full((1, 1), 2.0), "w": torch.full((1, 3), 3.0)}
+    memory.remember(here, values)
+    memory.remember(here, {name: values[name] for name in ("rate", "w", "h")})
+    for name, v in memory.recall(here, new).items():
+        assert torch.equal(v, values[name]), name

@@ -333,7 +333,7 @@ def joined_on(grid: Any, said: list[str]) -> FlowerCohort:
 @pytest.mark.parametrize("method", [m for m in methods() if m != "centralised"])
 def test_right_answers_are_all_taken(method: str, tmp_path: Path) -> None:
     """And give what the simulator gives."""
-    e = replace(E, method=method)
+    e = replace(E, method=method, model="logistic" if methods()[method].algorithm.has_loss else E.model)
     cohort = joined(e, tmp_path, {})
     built, alone = built_of(e, cohort), build(e)
     rounds = list(federate(built.algorithm, cohort, built.state, 3))
