@@ -94,7 +94,8 @@ def test_lazy_rows_give_captured_steps_what_rows_on_the_device_give(
         states = list(federate(algorithm, cohort, algorithm.init(problem.init().cuda(), tau), 3))
         seen.append((states[-1][0].w.cpu(), [record["tau"] for _, record in states]))
     assert seen[0][1] == seen[1][1]
-    assert float((seen[0][0] - seen[1][0]).abs().max()) < 1e-5
+    # the kernels of convolutions add in any order
+    assert float((seen[0][0] - seen[1][0]).abs().max()) < (1e-3 if name == "cnn" else 1e-5)
 
 
 def test_a_run_on_cuda() -> None:
