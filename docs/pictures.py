@@ -202,6 +202,26 @@ def draw_control(content: Any, path: Path) -> None:
     save_figure(figure, path, caption, about)
 
 
+def draw_resnet(outcomes: Any, path: Path) -> None:
+    """Accuracy and loss over the rounds of a public table's runs, one seed each."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    order = {method: i for i, method in enumerate(("fedavg", "scaffold", "fedveca", "corrected"))}
+    for outcome in sorted(outcomes, key=lambda outcome: order[outcome["method"]]):
+        look, x = find_look(outcome["method"]), range(1, len(outcome["accuracy"]) + 1)
+        draw_band(axes[0], x, 100 * np.array(outcome["accuracy"]), None, look)
+        draw_band(axes[1], x, outcome["loss"], None, look)
+    axes[0].set(title="test accuracy (%)", ylim=(0, 90))
+    axes[1].set(title="test loss", yscale="log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    for axis in axes:
+        axis.set_xlabel("round")
+    caption = "ResNet-18 with GroupNorm on CIFAR-10: 10 clients, Dirichlet 0.5, one seed"
+    figure.suptitle(caption)
+    label_lines(*axes)
+    about = "FedAvg and SCAFFOLD end at about 80 %. FedVeca and corrected fall to chance in round 3."
+    save_figure(figure, path, caption, about)
+
+
 def draw_all(folder: Path) -> None:
     """Draws every figure into the folders images and results of a folder."""
     images, results = folder / "images", folder / "results"
@@ -214,6 +234,7 @@ def draw_all(folder: Path) -> None:
     speed.draw(read_result("speed")["summary"], results / "speed.svg")
     scale.draw(read_result("scale"), results / "scale.svg")
     with plt.rc_context(STYLE):
+        draw_resnet(read_result("public-resnet"), results / "public-resnet.svg")
         draw_drift(images / "drift.svg")
         draw_normalised(images / "normalised.svg")
         draw_control(read_result("control"), images / "control.svg")

@@ -91,6 +91,29 @@ ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagra
 ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerState = Literal["reset", "keep"]
 OnOff = Literal["off", "on"]
+# what a list says about each of those values
+_LOCAL_OPTIMIZER_TEXTS: dict[LocalOptimizerName, str] = {
+    "sgd": "stochastic gradient descent, with momentum and nesterov where they are set",
+    "adam": "Adam with beta1, beta2 and adam_eps; the weight decay is part of the gradient",
+    "adamw": "Adam whose weight decay shrinks the weights directly",
+}
+_SERVER_OPTIMIZER_TEXTS: dict[ServerOptimizerName, str] = {
+    "auto": "the method's: momentum for fedavgm, adam for fedadam, ...; sgd for most",
+    "sgd": "the step times server_lr",
+    "momentum": "the sum of the steps so far, each former one times server_momentum",
+    "adam": "steps divided by the root of a moving mean of their squares",
+    "yogi": "as adam, but the mean of the squares changes by bounded amounts",
+    "adagrad": "steps divided by the root of the sum of their squares",
+}
+_SCHEDULE_TEXTS: dict[ScheduleName, str] = {
+    "constant": "lr in every round",
+    "cosine": "half a cosine from lr down to lr_final times lr",
+    "step": "times lr_decay after every lr_every rounds",
+}
+_OPTIMIZER_STATE_TEXTS: dict[OptimizerState, str] = {
+    "reset": "every round starts from zero",
+    "keep": "each client keeps them in its memory until its next round",
+}
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 Auto = Literal["auto"]
 _INITS = get_args(Init)
@@ -195,20 +218,20 @@ class Experiment:
         "", "random changes of the images of local steps: crop, flip, cutout", forms=AUGMENT_FORMS.values(), custom=True
     )
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
-    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=get_args(LocalOptimizerName))
+    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=_LOCAL_OPTIMIZER_TEXTS)
     momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
     weight_decay: float = _optimisers(0.0, "weight decay of the local steps", low=0)
-    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=get_args(ScheduleName))
+    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=_SCHEDULE_TEXTS)
     lr_warmup: int = _optimisers(0, "rounds over which the learning rate rises to lr", low=0)
     server_optimizer: ServerOptimizerName = _optimisers(
-        "auto", "what the server makes of the method's step (auto: the method's)", of=get_args(ServerOptimizerName)
+        "auto", "what the server makes of the method's step (auto: the method's)", of=_SERVER_OPTIMIZER_TEXTS
     )
     server_lr: float = _optimisers(0.0, "the server's learning rate (0: the method's, 1 for most)", low=0)
     nesterov: OnOff = _optimisers.rare("off", "sgd: Nesterov's momentum", of=get_args(OnOff))
     clip_norm: float = _optimisers.rare(0.0, "the largest norm of a mini-batch's gradient (0: any)", low=0)
     proximal: float = _optimisers.rare(0.0, "pull of each local step towards w_k, with any method", low=0)
     optimizer_state: OptimizerState = _optimisers.rare(
-        "reset", "whether a client's momentum and moments start anew in each round", of=get_args(OptimizerState)
+        "reset", "whether a client's momentum and moments start anew in each round", of=_OPTIMIZER_STATE_TEXTS
     )
     beta1: float = _optimisers.rare(0.9, "adam, adamw: share of the former gradients", low=0, high=MOST_BETA)
     beta2: float = _optimisers.rare(0.999, "adam, adamw: share of the former squares", low=0, high=MOST_BETA)
@@ -238,7 +261,7 @@ class Experiment:
         low=0,
         words=get_args(Auto),
     )
-    keep: Keep = _training("best", "the model handed out", of=get_args(Keep))
+    keep: Keep = _training("best", "the model that a run returns", of=get_args(Keep))
     mu: float = method_option(_steps, "mu")
     concentration: float = _clients(
         0.5, "dirichlet, dirichlet_niid, dirichlet_balanced, quantity: small is uneven", low=0, open_ends=True

@@ -14,7 +14,7 @@ import pytest
 from fedveca.algorithms.registry import methods
 from fedveca.cli import COMMAND_GROUPS, make_parser
 from fedveca.cli import main as run_main
-from fedveca.runs.experiment import FIELDS, presets
+from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, presets
 from fedveca.version import __version__
 
 Capture = pytest.CaptureFixture[str]
@@ -152,6 +152,7 @@ def test_list_shows_names_and_the_usual_settings_by_subject(capsys: Capture, her
     assert shown | folded == set(FIELDS)
     assert folded == {key for key, field in FIELDS.items() if field.metadata["rare"]}
     assert "\nlocal steps\n" in out
+    assert re.search(r"(?m)^  lr +0.01 \(by model\)  learning rate", out)
     assert list(here.iterdir()) == []
 
 
@@ -187,10 +188,14 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
     assert "lr 0.05 example fedveca run digits-case3" in told("digits-case3")
     assert told("data").startswith("cifar10 60,000 photographs")
     assert "FedAvg (McMahan et al. 2017)" in told("methods")
-    for key in set(FIELDS) - {"data"}:  # each has an example, and the example is allowed
-        example = told(key).rpartition("example ")[2].split()[2]
-        if example not in ("data_dir=DIR", "ray_address=auto"):
-            assert example.partition("=")[2] not in ("", "...")
+    assert "optimizer=adam sgd stochastic gradient descent" in told("optimizer")
+    assert "allowed off | on used by" in told("nesterov")  # nothing to say about each value
+    for key in set(FIELDS) - {"data"}:  # each has an example, which is allowed and is not the default
+        example = told(key).partition("example fedveca run ")[2].split()
+        words = [word for word in example if re.match(r"[a-z_0-9]+=", word)]
+        assert words[0].startswith(f"{key}="), key
+        changed = getattr(Experiment(**parse_settings(words)), key)
+        assert changed not in ("", "...", getattr(Experiment(), key)), key
     assert main("list", "alpa") == 2
     assert "alpa is not a setting or a name that one can have (did you mean alpha?)" in capsys.readouterr().err
 

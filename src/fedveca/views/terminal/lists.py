@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedveca.errors import UserError, find_near, quoted
 from fedveca.runs.catalog import describe_values, load_catalog
-from fedveca.runs.experiment import FIELDS, choices, describe_default, preset, presets, range_of
+from fedveca.runs.experiment import FIELDS, TYPES, TaskDefault, choices, describe_default, preset, presets, range_of
 
 WIDE_TERMINAL = 100  # columns from which allowed values have a column of their own
 FACTORY_FORM = "package.module:factory"
@@ -62,6 +62,8 @@ def list_settings() -> dict[str, SettingInfo]:
 def offer_values(key: str) -> dict[str, str]:
     """The names that a setting can have and a line about each, empty where it is free."""
     of = FIELDS[key].metadata
+    if isinstance(of["of"], dict):
+        return describe_values(key) or dict(of["of"])
     return describe_values(key) or dict.fromkeys(choices(FIELDS[key]) or of["some"] or of["words"], "")
 
 
@@ -74,7 +76,8 @@ def show_overview(console: Console) -> None:
     _show_groups(console, rare=False)
     console.print()
     console.print(
-        "`fedveca list settings` shows the rare ones too, and `fedveca list NAME` explains any of these names."
+        "`fedveca list settings` shows the rare ones too, with what is allowed. `fedveca list NAME` explains any of "
+        "these names, and says which default belongs to which data set or model."
     )
 
 
@@ -99,6 +102,7 @@ def show_setting(console: Console, key: str) -> None:
     setting = list_settings()[key]
     console.print(Text.assemble((key, "bold cyan"), f"  {setting['text']}"))
     values = {} if FIELDS[key].metadata["words"] else offer_values(key)
+    values = values if any(values.values()) or FIELDS[key].metadata["some"] else {}  # nothing to say about each
     facts = {"default": str(setting["default"]) or '""', "subject": setting["group"]}
     if not values:
         facts["allowed"] = setting["allowed"]
@@ -145,7 +149,8 @@ def show_name(console: Console, name: str) -> None:
 def _show_groups(console: Console, rare: bool) -> None:
     settings = list_settings()
     shown = {key: info for key, info in settings.items() if rare or not info["rare"]}
-    defaults = {key: str(info["default"]) or '""' for key, info in shown.items()}
+    defaults = {key: str(info["default"]) if rare else _shorten_default(key) for key, info in shown.items()}
+    defaults = {key: value or '""' for key, value in defaults.items()}
     widths = max(map(len, shown)), min(16, max(map(len, defaults.values())))
     for group in dict.fromkeys(info["group"] for info in settings.values()):
         console.print()
@@ -171,23 +176,54 @@ def _show_groups(console: Console, rare: bool) -> None:
             _print_hanging(console, Text("  also  ", "dim"), ", ".join(folded), "dim")
 
 
-_EXAMPLES = {
-    "probe": 512,
+def _shorten_default(key: str) -> str:
+    """A setting's default in a few letters: where it depends on the task, the usual one and on what it depends."""
+    default, text = FIELDS[key].default, str(describe_default(key))
+    return f"{text.partition(' (')[0]} (by {default.by})" if isinstance(default, TaskDefault) else text
+
+
+_EXAMPLES = {  # where another value alone says little; some need a second setting
+    "probe": "512",
     "augment": "crop:4,flip",
     "epochs": "2",
     "faults": "drop:0.1",
     "data_dir": "DIR",
     "ray_address": "auto",
+    "dropout": "0.1",
+    "init": "torch",
+    "momentum": "0.9",
+    "nesterov": "on momentum=0.9",
+    "weight_decay": "0.0005",
+    "clip_norm": "1.0",
+    "proximal": "0.01",
+    "optimizer_state": "keep momentum=0.9",
+    "beta1": "0.8 optimizer=adam",
+    "beta2": "0.99 optimizer=adam",
+    "adam_eps": "1e-6 optimizer=adam",
+    "lr_warmup": "5",
+    "lr_final": "0.1 lr_schedule=cosine",
+    "lr_every": "20 lr_schedule=step",
+    "lr_decay": "0.5 lr_schedule=step",
+    "server_optimizer": "momentum",
+    "server_lr": "0.5",
+    "server_momentum": "0.8 server_optimizer=momentum",
+    "server_beta2": "0.95 server_optimizer=adam server_lr=0.01",
+    "server_eps": "0.01 server_optimizer=adam server_lr=0.01",
 }
 
 
 def _choose_example(key: str, setting: SettingInfo) -> object:
     """A value other than the default where one is known, so that the example changes something."""
-    names, default = [name for name in offer_values(key) if name != setting["default"]], setting["default"]
+    if key in _EXAMPLES:
+        return _EXAMPLES[key]
+    default = setting["default"]
+    if isinstance(FIELDS[key].default, TaskDefault):
+        default = TYPES[key](_shorten_default(key).partition(" ")[0])
+    names = [name for name in offer_values(key) if name != default]
     if names:
         return names[0]
     if isinstance(default, str):
-        return _EXAMPLES.get(key, default or "...")
+        return default or "..."
     other = 2 * default if isinstance(default, int) else float(f"{default / 2:.1g}")
     allowed = FIELDS[key].metadata["range"]
     for value in (other or type(default)(1), default):
