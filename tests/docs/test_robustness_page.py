@@ -1,4 +1,4 @@
-"""The committed pages on robustness, privacy and the corrected method show the committed numbers."""
+"""The committed pages on robustness, privacy, public tables, momentum and the corrected method show their numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from fedveca.runs.statistics import mean_and_spread
 from studies.corrected.results import Row, find_lead
 from studies.privacy import run as privacy
+from studies.public.run import read_table, summarise
 from studies.robustness import run as robustness
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,29 @@ def test_privacy_page_shows_its_numbers() -> None:
     for row in content["rows"]:
         assert row["epsilon"] is None or f" {row['epsilon']:.3g} " in page or f" {row['epsilon']:.2f} " in page
         assert "accuracy" not in row or f" {100 * row['accuracy']:.0f} % |" in page
+
+
+@pytest.mark.parametrize("name", ["niid_dirichlet", "resnet"])
+def test_public_tables_show_their_numbers(name: str) -> None:
+    page = (ROOT / "docs/tables.md").read_text("utf-8")
+    lines = summarise(name, json.loads((RESULTS / f"public-{name}.json").read_text("utf-8")))
+    assert len(lines) >= 2
+    for line in lines:
+        if line["published"]:
+            ours = f"| {line['best']:.2f} ±{line['best_sd']:.2f} | {line['last']:.2f} ±{line['last_sd']:.2f}"
+        else:
+            ours = f"| {line['last']:.2f} | {line['best']:.2f} | {line['steps']:,}"
+        assert ours in page, line["method"]
+    for value in read_table(name)["published"].values():
+        assert f"| {value:.2f} |" in page
+
+
+def test_momentum_is_shown_as_measured() -> None:
+    page = (ROOT / "docs/howto/recipe.md").read_text("utf-8")
+    for row in json.loads((RESULTS / "momentum.json").read_text("utf-8"))["rows"]:
+        kept = [row["methods"][name]["kept"] for name in ("fedveca", "fedavg", "fednova")]
+        shown = " | ".join(f"{100 * each['mean']:.2f} ±{100 * each['std']:.2f}" for each in kept)
+        assert f"| {shown} | {row['premise']['median']:.2f} |" in page, row["lr"]
 
 
 def test_the_corrected_methods_results_add_up() -> None:
