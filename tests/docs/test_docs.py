@@ -98,7 +98,7 @@ def test_code_blocks_run(
 def test_blocks_are_found() -> None:
     found = {page.name: [code.kind for code in blocks(page)] for page in PAGES}
     assert found["README.md"].count("python") >= 1
-    assert found["data.md"] == ["python"] * 4
+    assert found["data.md"] == ["python"] * 5
     assert found["resume.md"] == ["shell", "python", "python"]
     assert commands("    fedveca run \\\n rounds=2  # so\n    make demo\n") == ["fedveca run   rounds=2  # so"]
     assert quick("fedveca run rounds=9  # so")[:2] == ["run", "rounds=9"]
