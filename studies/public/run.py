@@ -7,10 +7,11 @@ import multiprocessing
 import statistics
 import time
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from fedveca import Experiment, run
 from fedveca.runs.experiment import read_toml
+from studies.public.heart import load_rows, test_hospitals
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -27,6 +28,7 @@ class Outcome(TypedDict):
     seconds: float
     device: str
     stopped: str
+    hospitals: NotRequired[list[float]]  # heart: the last model's accuracy on each hospital's test rows, on its scale
 
 
 def read_table(name: str) -> dict[str, Any]:
@@ -40,9 +42,11 @@ def make_experiment(table: dict[str, Any], method: str, seed: int, more: dict[st
 
 def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]) -> Outcome:
     begun = time.perf_counter()
-    done = run(make_experiment(read_table(name), method, seed, more), device=device)
+    experiment = make_experiment(read_table(name), method, seed, more)
+    is_heart = experiment.data == "heart"
+    done = run(experiment, device=device, data=load_rows(method) if is_heart else None)
     tested = [record for record in done.rounds if "test_accuracy" in record]
-    return {
+    outcome: Outcome = {
         "method": method,
         "seed": seed,
         "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
@@ -52,6 +56,7 @@ def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]
         "device": done.environment.get("processor", "") if device == "cpu" else device,
         "stopped": done.summary.get("stopped", ""),
     }
+    return outcome | {"hospitals": test_hospitals(done.model)} if is_heart else outcome
 
 
 def run_table(
@@ -91,6 +96,7 @@ class Line(TypedDict):
     last_sd: float
     seeds: int
     steps: float
+    hospitals: NotRequired[list[float]]  # the mean of each
 
 
 def summarise(name: str, outcomes: list[Outcome]) -> list[Line]:
@@ -102,16 +108,18 @@ def summarise(name: str, outcomes: list[Outcome]) -> list[Line]:
             continue
         best = [100 * max(outcome["accuracy"]) for outcome in mine]
         last = [100 * outcome["accuracy"][-1] for outcome in mine]
-        lines.append(
-            Line(
-                method=method,
-                published=table["published"].get(method),
-                best=round(statistics.mean(best), 2),
-                best_sd=round(statistics.stdev(best), 2) if len(best) > 1 else 0.0,
-                last=round(statistics.mean(last), 2),
-                last_sd=round(statistics.stdev(last), 2) if len(last) > 1 else 0.0,
-                seeds=len(mine),
-                steps=round(statistics.mean(outcome["tau_all"] for outcome in mine)),
-            )
+        line = Line(
+            method=method,
+            published=table["published"].get(method),
+            best=round(statistics.mean(best), 2),
+            best_sd=round(statistics.stdev(best), 2) if len(best) > 1 else 0.0,
+            last=round(statistics.mean(last), 2),
+            last_sd=round(statistics.stdev(last), 2) if len(last) > 1 else 0.0,
+            seeds=len(mine),
+            steps=round(statistics.mean(outcome["tau_all"] for outcome in mine)),
         )
+        hospitals = [outcome["hospitals"] for outcome in mine if "hospitals" in outcome]
+        if hospitals:
+            line["hospitals"] = [round(100 * statistics.mean(column), 2) for column in zip(*hospitals, strict=True)]
+        lines.append(line)
     return lines
