@@ -33,7 +33,8 @@ class Control(NamedTuple):
 CONTROLS = (
     Control("FLamby's initial weights", ("fedavg", "fedprox", "scaffold", "fedadam"), {}, is_drawn=True),
     Control("lr = 0.01", ("fedavg", "fedveca", "corrected"), {"lr": 0.01}),
-    Control("6,000 steps for all", ("fedveca", "corrected"), {"tau_all": 6000, "rounds": 80}),
+    Control("about 6,000 steps, in 48 rounds", ("fedveca",), {"rounds": 48}),
+    Control("about 6,000 steps, in 62 rounds", ("corrected",), {"rounds": 62}),
 )
 
 
