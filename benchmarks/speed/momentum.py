@@ -99,7 +99,15 @@ def main() -> None:
         costs.append(measure(JOBS[job], Path(given.data).resolve(), given.passes, clock))
         print(json.dumps(costs[-1]), flush=True)
     if given.out:
-        found = {"machine": machine(), "torch": torch.__version__, "clock": given.clock, "costs": costs}
+        options = f"--passes {given.passes} --clock {given.clock}"
+        found = {
+            "command": f"python -m benchmarks.speed.momentum --data DIR {options}",
+            "machine": machine(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "clock": given.clock,
+            "costs": costs,
+        }
         given.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

@@ -67,7 +67,7 @@ def load_rows(method: str) -> Dataset:
     return from_arrays(x, y, test=test, writer=writer, name="heart")
 
 
-def test_hospitals(model: Mapping[str, Tensor]) -> list[float]:
+def rate_hospitals(model: Mapping[str, Tensor]) -> list[float]:
     """The accuracy of a model on each hospital's test rows, on the hospital's scale."""
     module = OneScore(13)
     module.load_state_dict(dict(model))

@@ -6,12 +6,13 @@ import json
 import multiprocessing
 import statistics
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from fedveca import Experiment, run
 from fedveca.runs.experiment import read_toml
-from studies.public.heart import load_rows, test_hospitals
+from studies.public.heart import load_rows, rate_hospitals
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -56,7 +57,7 @@ def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]
         "device": done.environment.get("processor", "") if device == "cpu" else device,
         "stopped": done.summary.get("stopped", ""),
     }
-    return outcome | {"hospitals": test_hospitals(done.model)} if is_heart else outcome
+    return outcome | {"hospitals": rate_hospitals(done.model)} if is_heart else outcome
 
 
 def run_table(
@@ -67,9 +68,9 @@ def run_table(
     known = {(outcome["method"], outcome["seed"]) for outcome in done}
     wanted = methods or read_table(name)["methods"]
     jobs = [(name, method, seed, device, more) for seed in seeds for method in wanted if (method, seed) not in known]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        for outcome in pool.imap_unordered(_call, jobs):
+    with ExitStack() as stack:
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)) if processes > 1 else None
+        for outcome in pool.imap_unordered(_call, jobs) if pool else map(_call, jobs):
             done.append(outcome)
             out.write_text(json.dumps(done) + "\n", "utf-8")
             last, best = outcome["accuracy"][-1], max(outcome["accuracy"])
