@@ -114,7 +114,8 @@ def train(message, context):
         time.sleep(0.1)  # the twin has said who it is before the last round
     return answer(message, context)
 """
-    done = bench.run(replace(E, method="scaffold", rounds=6, keep="last"), "scaffold", patient)
+    recipe = {"momentum": 0.9, "optimizer_state": "keep", "lr_schedule": "cosine"}  # a killed run keeps all of it
+    done = bench.run(replace(E, method="scaffold", rounds=6, keep="last", **recipe), "scaffold", patient)
     twin = bench.federation.processes.pop("node-6")
     twin.terminate()
     twin.wait(240)

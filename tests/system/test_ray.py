@@ -102,8 +102,10 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
         replace(WIDE, workers=2, method="scaffold", dp_noise=0.5, dp_seed=1),  # every client counts the same
         replace(MLP, method="moon"),
         replace(MLP, method="fedlc"),
+        replace(MLP, method="fednova", momentum=0.9, optimizer_state="keep", lr_schedule="cosine", sampling="shuffle"),
+        replace(MLP, optimizer="adamw", lr=0.003, optimizer_state="keep", weight_decay=0.01),
     ],
-    ids=["svm-1", "svm-5-tree", "mlp-2", "corrected-2", "private-2", "moon-2", "fedlc-2"],
+    ids=["svm-1", "svm-5-tree", "mlp-2", "corrected-2", "private-2", "moon-2", "fedlc-2", "momentum-2", "adamw-2"],
 )
 def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     want, tau, _ = went(replace(e, engine="local"))

@@ -152,7 +152,7 @@ def test_defences_withstand_what_ruins_the_mean(method: str) -> None:
     """Two of ten clients send their vectors reversed and ten times too long: only the mean is ruined."""
 
     def accuracy(**settings: Any) -> float:
-        mild = {"probe_steps": 1}  # two are too far at this learning rate
+        mild = {"probe_steps": 1, "probe": 0}  # two steps, or a probe of few rows, are too much at this learning rate
         run_of = run(Experiment(**(SMALL | mild | {"method": method, "keep": "last"} | settings)), device="cpu")
         return float(run_of.summary["last"]["test_accuracy"] or 0)
 

@@ -380,11 +380,12 @@ def test_a_node_minimises_the_loss_that_the_settings_name(tmp_path: Path, monkey
 
 
 def test_options_of_a_cohort_are_the_settings() -> None:
-    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last", norm_stats="local")
+    e = Experiment(batch=3, seed=5, probe=7, memory_mb=11, keep="last", norm_stats="local", sampling="shuffle")
     expected = {
         "batch": 3,
         "seed": 5,
         "probe": 7,
+        "sampling": "shuffle",
         "want_loss": False,
         "want_loss_after": False,
         "memory_bytes": 11 * 2**20,

@@ -374,7 +374,7 @@ def test_the_client_that_makes_a_deployment_diverge_is_named(method: str, tmp_pa
 
 @pytest.mark.parametrize("method", ["fedveca", "fedavg"])
 def test_the_client_that_makes_a_simulation_diverge_is_named(method: str) -> None:
-    e = replace(E, method=method, clients=10, partition="case1", lr=1.0, faults="scale:0.1:-1000", rounds=6)
+    e = replace(E, method=method, clients=10, partition="case1", lr=1.0, faults="scale:0.1:-1000", rounds=6, probe=0)
     (bad,) = build(e).cohort.faults.attackers  # type: ignore[attr-defined]
     stopped = run(e, device="cpu").summary["stopped"]
     assert f"; the update of client {bad} in round 1 was " in stopped
