@@ -6,11 +6,13 @@ import json
 import multiprocessing
 import statistics
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from fedveca import Experiment, run
 from fedveca.runs.experiment import read_toml
+from studies.public.heart import load_rows, rate_hospitals
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -27,6 +29,7 @@ class Outcome(TypedDict):
     seconds: float
     device: str
     stopped: str
+    hospitals: NotRequired[list[float]]  # heart: the last model's accuracy on each hospital's test rows, on its scale
 
 
 def read_table(name: str) -> dict[str, Any]:
@@ -40,9 +43,11 @@ def make_experiment(table: dict[str, Any], method: str, seed: int, more: dict[st
 
 def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]) -> Outcome:
     begun = time.perf_counter()
-    done = run(make_experiment(read_table(name), method, seed, more), device=device)
+    experiment = make_experiment(read_table(name), method, seed, more)
+    is_heart = experiment.data == "heart"
+    done = run(experiment, device=device, data=load_rows(method) if is_heart else None)
     tested = [record for record in done.rounds if "test_accuracy" in record]
-    return {
+    outcome: Outcome = {
         "method": method,
         "seed": seed,
         "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
@@ -52,6 +57,7 @@ def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]
         "device": done.environment.get("processor", "") if device == "cpu" else device,
         "stopped": done.summary.get("stopped", ""),
     }
+    return outcome | {"hospitals": rate_hospitals(done.model)} if is_heart else outcome
 
 
 def run_table(
@@ -62,9 +68,9 @@ def run_table(
     known = {(outcome["method"], outcome["seed"]) for outcome in done}
     wanted = methods or read_table(name)["methods"]
     jobs = [(name, method, seed, device, more) for seed in seeds for method in wanted if (method, seed) not in known]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        for outcome in pool.imap_unordered(_call, jobs):
+    with ExitStack() as stack:
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)) if processes > 1 else None
+        for outcome in pool.imap_unordered(_call, jobs) if pool else map(_call, jobs):
             done.append(outcome)
             out.write_text(json.dumps(done) + "\n", "utf-8")
             last, best = outcome["accuracy"][-1], max(outcome["accuracy"])
@@ -91,6 +97,7 @@ class Line(TypedDict):
     last_sd: float
     seeds: int
     steps: float
+    hospitals: NotRequired[list[float]]  # the mean of each
 
 
 def summarise(name: str, outcomes: list[Outcome]) -> list[Line]:
@@ -102,16 +109,18 @@ def summarise(name: str, outcomes: list[Outcome]) -> list[Line]:
             continue
         best = [100 * max(outcome["accuracy"]) for outcome in mine]
         last = [100 * outcome["accuracy"][-1] for outcome in mine]
-        lines.append(
-            Line(
-                method=method,
-                published=table["published"].get(method),
-                best=round(statistics.mean(best), 2),
-                best_sd=round(statistics.stdev(best), 2) if len(best) > 1 else 0.0,
-                last=round(statistics.mean(last), 2),
-                last_sd=round(statistics.stdev(last), 2) if len(last) > 1 else 0.0,
-                seeds=len(mine),
-                steps=round(statistics.mean(outcome["tau_all"] for outcome in mine)),
-            )
+        line = Line(
+            method=method,
+            published=table["published"].get(method),
+            best=round(statistics.mean(best), 2),
+            best_sd=round(statistics.stdev(best), 2) if len(best) > 1 else 0.0,
+            last=round(statistics.mean(last), 2),
+            last_sd=round(statistics.stdev(last), 2) if len(last) > 1 else 0.0,
+            seeds=len(mine),
+            steps=round(statistics.mean(outcome["tau_all"] for outcome in mine)),
         )
+        hospitals = [outcome["hospitals"] for outcome in mine if "hospitals" in outcome]
+        if hospitals:
+            line["hospitals"] = [round(100 * statistics.mean(column), 2) for column in zip(*hospitals, strict=True)]
+        lines.append(line)
     return lines

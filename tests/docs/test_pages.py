@@ -107,10 +107,10 @@ def test_readme_on_one_screen() -> None:
 
 
 def test_the_numbers_of_which_method_are_those_of_other_pages() -> None:
-    text = (DOCS / "choose.md").read_text("utf-8")
-    measured_there = re.compile(r"^## Rivals that are not in the paper$.*?(?=^## )", re.M | re.S)
-    assert measured_there.search(text)
-    numbers = set(re.findall(r"\d+\.\d+|(?<!\d)\d\d(?= %)", measured_there.sub("", text)))
+    """Except for sections with a command of their own, which makes their numbers."""
+    sections = (DOCS / "choose.md").read_text("utf-8").split("\n## ")
+    quoted = "\n".join(section for section in sections if "```bash\nfedveca compare" not in section)
+    numbers = set(re.findall(r"\d+\.\d+|(?<!\d)\d\d(?= %)", quoted))
     assert len(numbers) > 20
     others = " ".join(page.read_text("utf-8") for page in PAGES if page.name != "choose.md" and page != README)
     assert sorted(n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\d)", others)) == []

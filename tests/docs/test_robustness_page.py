@@ -60,7 +60,7 @@ def test_public_tables_show_their_numbers(name: str) -> None:
 
 def test_momentum_is_shown_as_measured() -> None:
     page = (ROOT / "docs/howto/recipe.md").read_text("utf-8")
-    for row in json.loads((RESULTS / "momentum.json").read_text("utf-8"))["rows"]:
+    for row in json.loads((RESULTS / "momentum-digits.json").read_text("utf-8"))["rows"]:
         kept = [row["methods"][name]["kept"] for name in ("fedveca", "fedavg", "fednova")]
         shown = " | ".join(f"{100 * each['mean']:.2f} ±{100 * each['std']:.2f}" for each in kept)
         assert f"| {shown} | {row['premise']['median']:.2f} |" in page, row["lr"]

@@ -14,9 +14,10 @@ from fedveca.algorithms import Algorithm, FedAvg, FedVeca, Scaffold
 from fedveca.cohorts.local import cohort as engine
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.local.cuda_graphs import Lanes
-from fedveca.runs.experiment import Experiment, NormStatistics
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import RunningStatistics, federate
 from fedveca.runs.run import run
+from fedveca.runs.setting_fields import NormStatistics
 from fedveca.tasks.models import model
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition

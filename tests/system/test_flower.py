@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -114,7 +115,7 @@ def train(message, context):
         time.sleep(0.1)  # the twin has said who it is before the last round
     return answer(message, context)
 """
-    recipe = {"momentum": 0.9, "optimizer_state": "keep", "lr_schedule": "cosine"}  # a killed run keeps all of it
+    recipe: dict[str, Any] = {"momentum": 0.9, "optimizer_state": "keep", "lr_schedule": "cosine"}  # kept when killed
     done = bench.run(replace(E, method="scaffold", rounds=6, keep="last", **recipe), "scaffold", patient)
     twin = bench.federation.processes.pop("node-6")
     twin.terminate()

@@ -98,23 +98,27 @@ class LocalOptimizer:
             return tau
         most = int(tau.max())
         steps = min(_TABLE_STEPS, 2 ** most.bit_length())
-        table = _find_lengths(self.momentum, self.nesterov, lr * self.proximal, steps)
-        known = torch.tensor(table, dtype=torch.float64, device=tau.device)
-        last = len(table) - 1
+        known = _find_lengths(self.momentum, self.nesterov, lr * self.proximal, steps, tau.device)
+        last = len(known) - 1
+        if most <= last:
+            return known[tau.long()].to(tau.dtype)
         beyond = (tau.double() - last).clamp(min=0) * (known[-1] - known[-2])
         return (known[tau.long().clamp(max=last)] + beyond).to(tau.dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _find_lengths(momentum: float, nesterov: bool, pull: float, steps: int) -> list[float]:
-    """|a|_1 after 0, 1, ... steps: the optimiser on one number whose gradient is 1; pull is lr times proximal."""
+def _find_lengths(momentum: float, nesterov: bool, pull: float, steps: int, device: torch.device) -> Tensor:
+    """|a|_1 after 0, 1, ... steps, float64 [steps + 1]: the optimiser on one number whose gradient is 1.
+
+    pull is lr times proximal.
+    """
     moved, buffer, out = 0.0, 0.0, [0.0]
     for _ in range(steps):
         d = 1 - pull * moved
         buffer = momentum * buffer + d
         moved += d + momentum * buffer if nesterov else buffer
         out.append(moved)
-    return out
+    return torch.tensor(out, dtype=torch.float64, device=device)
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import stat
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from fedveca.algorithms.hyper import LARGEST, LR, OpenEnds, Range
+from fedveca.algorithms.hyper import LARGEST, LR
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
-from fedveca.runs.catalog import known_hyper, known_methods, load_catalog
+from fedveca.runs.catalog import known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.runs.setting_fields import (
+    LOCAL_OPTIMIZER_TEXTS,
+    OPTIMIZER_STATE_TEXTS,
+    SCHEDULE_TEXTS,
+    SERVER_OPTIMIZER_TEXTS,
+    AggregationName,
+    Auto,
+    DataName,
+    Engine,
+    Init,
+    Keep,
+    LocalOptimizerName,
+    LossName,
+    MethodName,
+    MetricName,
+    ModelName,
+    Norm,
+    NormStatistics,
+    OnOff,
+    OptimizerState,
+    PartitionName,
+    Pixels,
+    Precision,
+    Sampling,
+    ScheduleName,
+    ServerOptimizerName,
+    SettingGroup,
+    TaskDefault,
+    Wire,
+    method_option,
+)
 from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
 from fedveca.tasks.names import CUSTOM
 
@@ -37,151 +66,8 @@ SettingValues = dict[str, Any]  # values by key, of the types that the fields ha
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
-# What an editor offers; a test compares them with what is accepted. Objects and registered methods have other names.
-MethodName = Literal[
-    "fedveca",
-    "fedavg",
-    "fedprox",
-    "fednova",
-    "scaffold",
-    "centralised",
-    "corrected",
-    "fedacg",
-    "fedadagrad",
-    "fedadam",
-    "fedavgm",
-    "feddyn",
-    "fedexp",
-    "fedlc",
-    "fedyogi",
-    "mimelite",
-    "moon",
-    "scaffnew",
-]
-DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
-ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
-LossName = Literal["auto", "cross_entropy", "squared_error"]
-MetricName = Literal["auto", "accuracy", "absolute_error"]
-PartitionName = Literal[
-    "case1",
-    "case2",
-    "case3",
-    "iid",
-    "dirichlet",
-    "dirichlet_niid",
-    "dirichlet_balanced",
-    "labels",
-    "shards",
-    "quantity",
-    "power_law",
-    "writer",
-]
-AggregationName = Literal["mean", "clip", "trimmed", "median"]
-Keep = Literal["best", "last", "rollback"]
-Init = Literal["paper", "torch"]
-Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
-Sampling = Literal["random", "shuffle"]
-Precision = Literal["float32", "bfloat16"]
-Engine = Literal["local", "ray", "debug"]
-Norm = Literal["auto", "none", "group", "batch"]
-NormStatistics = Literal["average", "local", "fixed"]
-Wire = Literal["float32", "float16", "bfloat16"]
-LocalOptimizerName = Literal["sgd", "adam", "adamw"]
-ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagrad"]
-ScheduleName = Literal["constant", "cosine", "step"]
-OptimizerState = Literal["reset", "keep"]
-OnOff = Literal["off", "on"]
-# what a list says about each of those values
-_LOCAL_OPTIMIZER_TEXTS: dict[LocalOptimizerName, str] = {
-    "sgd": "stochastic gradient descent, with momentum and nesterov where they are set",
-    "adam": "Adam with beta1, beta2 and adam_eps; the weight decay is part of the gradient",
-    "adamw": "Adam whose weight decay shrinks the weights directly",
-}
-_SERVER_OPTIMIZER_TEXTS: dict[ServerOptimizerName, str] = {
-    "auto": "the method's: momentum for fedavgm, adam for fedadam, ...; sgd for most",
-    "sgd": "the step times server_lr",
-    "momentum": "the sum of the steps so far, each former one times server_momentum",
-    "adam": "steps divided by the root of a moving mean of their squares",
-    "yogi": "as adam, but the mean of the squares changes by bounded amounts",
-    "adagrad": "steps divided by the root of the sum of their squares",
-}
-_SCHEDULE_TEXTS: dict[ScheduleName, str] = {
-    "constant": "lr in every round",
-    "cosine": "half a cosine from lr down to lr_final times lr",
-    "step": "times lr_decay after every lr_every rounds",
-}
-_OPTIMIZER_STATE_TEXTS: dict[OptimizerState, str] = {
-    "reset": "every round starts from zero",
-    "keep": "each client keeps them in its memory until its next round",
-}
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
-Auto = Literal["auto"]
 _INITS = get_args(Init)
-
-
-class TaskDefault(NamedTuple):
-    """A default that the data set or the model of an experiment brings with it."""
-
-    by: Literal["data", "model"]
-    name: str
-
-    def find(self, value: str) -> str | int | float:
-        """The default with this data set or model; custom ones have those of a small task."""
-        if self.by == "model":
-            return _NAMES["rates"].get(value, _NAMES["rates"]["mlp"])
-        return _NAMES["recommended"].get(value, _NAMES["recommended"][""])[self.name]
-
-    def __repr__(self) -> str:
-        """The most common value, then those that differ: `100 (digits 80)`."""
-        values = {name: self.find(name) for name in _NAMES["data" if self.by == "data" else "models"]}
-        usual = max(values.values(), key=list(values.values()).count)
-        others = ", ".join(f"{name} {value}" for name, value in values.items() if value != usual)
-        return f"{usual} ({others})" if others else str(usual)
-
-
-def option(
-    default: Any,
-    text: str,
-    *,
-    of: Callable[[], Iterable[str]] | Iterable[str] = (),
-    low: float = -math.inf,
-    high: float = math.inf,
-    open_ends: OpenEnds = False,
-    some: tuple[str, ...] = (),
-    words: tuple[str, ...] = (),
-    forms: Iterable[str] = (),
-    custom: bool = False,
-    group: str,
-    rare: bool = False,
-) -> Any:
-    """A field with its default, its range and one line of text; `custom` where an object may be given from Python.
-
-    `words` are allowed next to numbers; `forms` says what a text looks like that is read by a function of its own.
-    `group` is the subject under which a list shows it; a list folds what is `rare`.
-    """
-    more = {"some": some, "words": words, "forms": tuple(forms), "range": Range(low, high, open_ends)}
-    metadata = {"text": text, "of": of, **more, "custom": custom, "group": group, "rare": rare}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-class SettingGroup:
-    """Makes the settings of one subject; `rare` those that few people need."""
-
-    def __init__(self, title: str) -> None:
-        self.make = functools.partial(option, group=title)
-        self.rare = functools.partial(option, group=title, rare=True)
-
-    def __call__(self, default: Any, text: str, **more: Any) -> Any:
-        return self.make(default, text, **more)
-
-
-def method_option(make: Callable[..., Any], name: str) -> Any:
-    """A setting that is a hyperparameter of some methods, as they declare it."""
-    declared, owners = known_hyper(name)
-    low, high, open_ends = declared.range
-    return make(declared.default, f"{', '.join(owners)}: {declared.text}", low=low, high=high, open_ends=open_ends)
-
-
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
@@ -218,20 +104,20 @@ class Experiment:
         "", "random changes of the images of local steps: crop, flip, cutout", forms=AUGMENT_FORMS.values(), custom=True
     )
     seed: int = _training(0, "random seed", low=0, high=LARGEST)
-    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=_LOCAL_OPTIMIZER_TEXTS)
+    optimizer: LocalOptimizerName = _optimisers("sgd", "the clients' optimiser", of=LOCAL_OPTIMIZER_TEXTS)
     momentum: float = _optimisers(0.0, "sgd: momentum of the local steps", low=0, high=MOST_BETA)
     weight_decay: float = _optimisers(0.0, "weight decay of the local steps", low=0)
-    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=_SCHEDULE_TEXTS)
+    lr_schedule: ScheduleName = _optimisers("constant", "the learning rate over rounds", of=SCHEDULE_TEXTS)
     lr_warmup: int = _optimisers(0, "rounds over which the learning rate rises to lr", low=0)
     server_optimizer: ServerOptimizerName = _optimisers(
-        "auto", "what the server makes of the method's step (auto: the method's)", of=_SERVER_OPTIMIZER_TEXTS
+        "auto", "what the server makes of the method's step (auto: the method's)", of=SERVER_OPTIMIZER_TEXTS
     )
     server_lr: float = _optimisers(0.0, "the server's learning rate (0: the method's, 1 for most)", low=0)
     nesterov: OnOff = _optimisers.rare("off", "sgd: Nesterov's momentum", of=get_args(OnOff))
     clip_norm: float = _optimisers.rare(0.0, "the largest norm of a mini-batch's gradient (0: any)", low=0)
     proximal: float = _optimisers.rare(0.0, "pull of each local step towards w_k, with any method", low=0)
     optimizer_state: OptimizerState = _optimisers.rare(
-        "reset", "whether a client's momentum and moments start anew in each round", of=_OPTIMIZER_STATE_TEXTS
+        "reset", "whether a client's momentum and moments start anew in each round", of=OPTIMIZER_STATE_TEXTS
     )
     beta1: float = _optimisers.rare(0.9, "adam, adamw: share of the former gradients", low=0, high=MOST_BETA)
     beta2: float = _optimisers.rare(0.999, "adam, adamw: share of the former squares", low=0, high=MOST_BETA)

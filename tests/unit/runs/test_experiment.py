@@ -47,7 +47,6 @@ from fedveca.runs.experiment import (
     KNOWN_MODELS,
     TYPES,
     Experiment,
-    TaskDefault,
     choices,
     count_probe_rows,
     describe_default,
@@ -59,6 +58,7 @@ from fedveca.runs.experiment import (
     range_of,
     read_experiment,
 )
+from fedveca.runs.setting_fields import TaskDefault
 from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.models import MODELS
 

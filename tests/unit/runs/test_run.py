@@ -20,11 +20,12 @@ from fedveca.cohorts import random as draws
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.evaluate import Evaluator, GrowthCheck
-from fedveca.runs.experiment import Experiment, Keep
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import evaluate_loss, federate
 from fedveca.runs.folder import Run
 from fedveca.runs.run import NOTHING_LEARNED, resume, run
 from fedveca.runs.schema import is_number
+from fedveca.runs.setting_fields import Keep
 from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.datasets.dataset import Dataset, load
 from fedveca.views.figures.curves import draw_curves

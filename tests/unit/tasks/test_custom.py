@@ -17,9 +17,9 @@ import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
 from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
-from fedveca.runs.experiment import Precision
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
+from fedveca.runs.setting_fields import Precision
 from fedveca.views.figures.curves import draw_curves
 from fedveca.views.terminal.comparison import make_method_table
 from fedveca.views.terminal.screen import Screen

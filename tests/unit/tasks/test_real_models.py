@@ -24,11 +24,12 @@ from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import draw_rows, draw_seed
 from fedveca.runs.build import Built, build, cohort_options
-from fedveca.runs.experiment import Experiment, NormStatistics
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Rollback, RunningStatistics, choose_clients, federate
 from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
+from fedveca.runs.setting_fields import NormStatistics
 from fedveca.tasks.losses import accuracy, cross_entropy
 from fedveca.tasks.models import Model, model
 from fedveca.tasks.module_problem import ModuleProblem
