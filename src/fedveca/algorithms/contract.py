@@ -105,6 +105,7 @@ class Algorithm(ABC, Generic[State, Carry]):
     """
 
     lr: float  # eta
+    adapts: ClassVar[bool] = False  # whether it chooses the clients' numbers of local steps itself
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part

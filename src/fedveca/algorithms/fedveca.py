@@ -27,7 +27,7 @@ class FedVecaState(NamedTuple):
     L: Tensor  # [] float64: max over rounds of L_(k-1), 0 while unknown
 
 
-@method("fedveca", title="FedVeca", colour="#D55E00", adaptive=True, paper=1)
+@method("fedveca", title="FedVeca", colour="#D55E00", paper=1)
 @dataclass(frozen=True)
 class FedVeca(Algorithm[FedVecaState, Walk]):
     """tau_(k+1,i) = floor(A_i / (A_i - alpha min A)), A_i = eta beta_i^2 delta_i: (16)."""
@@ -36,6 +36,7 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
     alpha: float = ALPHA()
     tau_max: int = TAU_MAX()
     distrust: float = DISTRUST()
+    adapts: ClassVar[bool] = True
     needs_gradient: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")

@@ -54,6 +54,10 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         return self.algorithm.lr
 
     @property
+    def adapts(self) -> bool:  # type: ignore[override]
+        return self.algorithm.adapts
+
+    @property
     def needs_gradient(self) -> bool:  # type: ignore[override]
         return self.algorithm.needs_gradient
 

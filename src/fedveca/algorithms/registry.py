@@ -46,7 +46,6 @@ class MethodEntry(NamedTuple):
     title: str
     colour: str  # "" where a view chooses one
     dash: str  # a name of DASHES
-    adaptive: bool  # whether it chooses tau itself
     pooled: bool  # whether all rows are one client's
     paper: int  # its row of the paper's Table I, 0 where it has none
 
@@ -61,7 +60,6 @@ def method(
     title: str = "",
     colour: str = "",
     dash: str = "-",
-    adaptive: bool = False,
     pooled: bool = False,
     paper: int = 0,
 ) -> Callable[[Class], Class]:
@@ -76,7 +74,6 @@ def method(
         colour: Its colour there, such as "#D55E00"; one is chosen where it is empty.
         dash: Its line there: "-" solid, "--" dashed, "-." dash and dot, ":" dotted, "__" long dashes, "-.." dash and
             two dots, "." sparse dots.
-        adaptive: Whether it chooses the clients' numbers of local steps itself.
         pooled: Whether all rows belong to one client, so that it cannot be deployed.
         paper: Its row of the paper's Table I; 0 where it has none.
 
@@ -109,7 +106,7 @@ def method(
             algorithm.__qualname__,
         ):
             raise UserError(f"method {name} is registered already, by {there.algorithm.__module__}")
-        _entries[name] = MethodEntry(name, algorithm, title or name, colour, dash, adaptive, pooled, paper)
+        _entries[name] = MethodEntry(name, algorithm, title or name, colour, dash, pooled, paper)
         return algorithm
 
     return register
@@ -187,9 +184,17 @@ def deployable_methods() -> tuple[str, ...]:
     return tuple(name for name, entry in methods().items() if not entry.pooled)
 
 
-def is_adaptive(name: object) -> bool:
-    """Whether the method of this name chooses the numbers of local steps itself; the others are given them."""
-    return isinstance(name, str) and name in methods() and methods()[name].adaptive
+def is_adaptive(given: object) -> bool:
+    """Whether a method chooses the numbers of local steps itself; the others are given them.
+
+    It is asked of a name, of an object, and of the name by which a run records an object of a registered class.
+    """
+    if not isinstance(given, str):
+        return bool(getattr(given, "adapts", False))
+    if given in methods():
+        return methods()[given].algorithm.adapts
+    name = given.partition(":")[2].partition("(")[0]  # of custom:FedVeca(lr=0.1)
+    return name in {entry.algorithm.__name__ for entry in methods().values() if entry.algorithm.adapts}
 
 
 def is_pooled(name: str) -> bool:

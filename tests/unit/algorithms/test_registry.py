@@ -122,8 +122,11 @@ def test_methods_stand_in_the_papers_order() -> None:
     assert [name for name in methods() if is_adaptive(name)] == ["fedveca", "corrected"]
     assert [name for name in methods() if is_pooled(name)] == ["centralised"]
     assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "corrected", *rivals)
-    assert not is_adaptive("custom:FedVeca(lr=0.1)")
-    assert not is_adaptive(FedVeca(0.1))
+    assert is_adaptive("custom:FedVeca(lr=0.1)")
+    assert not is_adaptive("custom:FedAvg(lr=0.1)")
+    assert not is_adaptive("FedVeca")
+    assert is_adaptive(FedVeca(0.1))
+    assert not is_adaptive(FedAvg(0.1))
     assert not is_pooled("nothing")
 
 
@@ -180,7 +183,7 @@ def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: se
 
 def test_a_report_names_the_methods_of_a_comparison_unless_they_are_the_papers() -> None:
     def said(names: tuple[str, ...]) -> list[str]:
-        steps = {name: 0 if methods()[name].adaptive else 50 for name in names}
+        steps = {name: 0 if is_adaptive(name) else 50 for name in names}
         runs = [Run(Experiment(method=name, tau_all=steps[name]), [], {"tau_all": 50}) for name in names]
         return make_commands(group_curves(runs))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded import require_number
 
-from fedveca import Experiment, Run, compare, run
+from fedveca import Experiment, FedVeca, Run, compare, run
 from fedveca.runs.compare import find_budget, make_table
 from fedveca.tasks.datasets.dataset import load
 
@@ -88,3 +88,13 @@ def test_the_budget_is_the_first_adaptive_methods(tmp_path: Path) -> None:
     first, second, rival = compare(E, 1, tmp_path, methods=("fedveca", "corrected", "fedavg"), device="cpu")
     assert first.summary["tau_all"] != second.summary["tau_all"]
     assert rival.experiment.tau_all == first.summary["tau_all"]
+
+
+def test_the_rivals_of_an_object_take_its_steps_too(tmp_path: Path) -> None:
+    e = Experiment(model="svm", rounds=5, batch=8)
+    adaptive, rival = compare(e, 1, tmp_path, methods=(FedVeca(lr=0.02, alpha=0.9), "fedavg"), device="cpu")
+    assert adaptive.experiment.method.startswith("custom:FedVeca(")
+    assert adaptive.experiment.tau_all == 0
+    assert rival.experiment.tau_all == adaptive.summary["tau_all"] > 0
+    named = compare(e.replace(lr=0.02, alpha=0.9), 1, tmp_path / "named", methods=("fedveca", "fedavg"), device="cpu")
+    assert [run.summary["tau_all"] for run in named] == [adaptive.summary["tau_all"], rival.summary["tau_all"]]

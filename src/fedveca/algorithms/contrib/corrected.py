@@ -36,7 +36,7 @@ class CorrectedWalk(NamedTuple):
     walk: Walk
 
 
-@method("corrected", title="FedVeca corrected", colour="#B77900", dash="-..", adaptive=True)
+@method("corrected", title="FedVeca corrected", colour="#B77900", dash="-..")
 @dataclass(frozen=True)
 class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
     """FedVeca with corrected steps, A averaged over rounds, and the probe's gradient used for steps."""
@@ -48,6 +48,7 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
     distrust: float = DISTRUST()
     by_rows: bool = True  # whether tau_i goes with the client's share of the rows
     probe_steps: float = hyper(2.0, "the server's steps along grad F(w_k) per round", low=0, high=100)
+    adapts: ClassVar[bool] = True
     needs_gradient: ClassVar[bool] = True
     needs_mean: ClassVar[bool] = True
     nonnegative: ClassVar[tuple[str, ...]] = ("beta", "spread")
