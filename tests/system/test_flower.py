@@ -260,7 +260,8 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(
     """`deploy local` from the command line: Ctrl-C after round 1, kill -9 of all after one more, then to the end."""
     out, e = tmp_path / "out", scaffold.experiment
     command = [sys.executable, "-m", "fedveca.cli", "deploy", "local"]
-    keys = ("method", "data", "partition", "rounds", "keep", "model", "batch", "lr", "round_timeout")
+    keys = ["method", "data", "partition", "rounds", "keep", "model", "batch", "lr", "round_timeout"]
+    keys += ["momentum", "optimizer_state", "lr_schedule"]
     words = [f"{key}={getattr(e, key)}" for key in keys]
     first = subprocess.Popen([*command, *words, "--nodes", "3", "--out", str(out)], stderr=subprocess.PIPE, text=True)
     until(lambda: lines(out) >= 1 or first.poll() is not None)

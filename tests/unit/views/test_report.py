@@ -75,6 +75,9 @@ def test_a_report_asks_answers_and_tells_how_to_run_it_again(runs: Path) -> None
     assert "torch: " in said
 
 
+ANY_MODEL = [name for name, entry in methods().items() if not entry.algorithm.has_loss]  # the SVM too
+
+
 def printed(text: str) -> list[str]:
     """The commands of "Run it again"."""
     return unescape(re.findall(r"Run it again .*?<pre[^>]*>(.*?)</pre>", text, re.S)[0]).splitlines()
@@ -91,7 +94,7 @@ def experiments_in(folder: Path) -> dict[str, Experiment]:
     [
         (paper_methods(), {"seed": 3}, "digits-case3 model=svm rounds=2 batch=16 lr=0.01 seed=3 --seeds 2"),
         (("fedveca", "fedprox", "scaffold"), {}, "--methods fedveca,fedprox,scaffold --seeds 2"),
-        (tuple(methods()), {}, f"--methods {','.join(methods())} --seeds 2"),
+        (tuple(ANY_MODEL), {}, f"--methods {','.join(ANY_MODEL)} --seeds 2"),
         (("fedveca",), {}, "--methods fedveca --seeds 2"),
         (("corrected", "fedavg", "fedveca"), {"rounds": 4}, "--methods corrected,fedveca,fedavg --seeds 2"),
         (("fedavg", "fednova", "fedveca"), {"tau_all": 40}, "tau_all=40 --methods fedavg,fednova,fedveca --seeds 2"),
