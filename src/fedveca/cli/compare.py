@@ -52,7 +52,7 @@ def _compare(args: argparse.Namespace) -> int:
         replace(experiment, method=method)  # rejects what is not known
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
-        from fedveca.runs.compare import compare, make_table
+        from fedveca.runs.compare import compare, list_fitting, make_table
         from fedveca.views.comparison import compare_curves, list_gaps
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
@@ -60,6 +60,8 @@ def _compare(args: argparse.Namespace) -> int:
         from fedveca.views.terminal.comparison import make_method_table
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
+    if args.methods == "all":
+        methods = list_fitting(experiment, methods)
     out = choose_folder(args.out, f"{name}-compare")
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:
         runs = compare(
@@ -77,6 +79,9 @@ def _compare(args: argparse.Namespace) -> int:
         screen.print(make_method_table(runs, name, screen.out.width))
         if not named and (left_out := [method for method in known if method not in methods]):
             screen.print(f"not shown: {', '.join(left_out)} (add with --methods all)")
+        elif args.methods == "all" and len(methods) < len(known):
+            unfit = ", ".join(method for method in known if method not in methods)
+            screen.print(f"not shown: {unfit} (not possible with these settings)")
         for label, file in (("report", "report.html"), ("figure", "curves.svg"), ("table", "table.json")):
             screen.print_path(label, out / file)
         screen.suggest(f"fedveca board {shlex.quote(str(out))}")

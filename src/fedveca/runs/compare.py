@@ -205,6 +205,20 @@ def compare(
     return runs
 
 
+def list_fitting(experiment: Experiment, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The methods that can run with these settings.
+
+    The closed-form SVM has no room for a loss of a method, and some methods need all clients in every round.
+    """
+    fitting = []
+    for name in names:
+        algorithm = known_methods()[name].algorithm
+        unfit = algorithm.has_loss and experiment.model == "svm"
+        unfit |= algorithm.needs_everyone and experiment.participation < 1
+        fitting += [] if unfit else [name]
+    return tuple(fitting)
+
+
 def find_budget(run: Run) -> int:
     """The total of local steps that the rivals of an adaptive method get.
 

@@ -11,7 +11,7 @@ import pytest
 from recorded import require_number
 
 from fedveca import Experiment, FedVeca, Run, compare, run
-from fedveca.runs.compare import find_budget, make_table
+from fedveca.runs.compare import find_budget, list_fitting, make_table
 from fedveca.tasks.datasets.dataset import load
 
 E = Experiment(model="svm", rounds=6, batch=8, lr=0.05, tau_0=3)
@@ -88,6 +88,13 @@ def test_the_budget_is_the_first_adaptive_methods(tmp_path: Path) -> None:
     first, second, rival = compare(E, 1, tmp_path, methods=("fedveca", "corrected", "fedavg"), device="cpu")
     assert first.summary["tau_all"] != second.summary["tau_all"]
     assert rival.experiment.tau_all == first.summary["tau_all"]
+
+
+def test_all_methods_are_those_that_fit() -> None:
+    names = ("fedavg", "fedlc", "moon", "scaffnew")
+    assert list_fitting(Experiment(model="mlp"), names) == names
+    assert list_fitting(Experiment(model="svm"), names) == ("fedavg", "scaffnew")
+    assert list_fitting(Experiment(model="svm", participation=0.5), names) == ("fedavg",)
 
 
 def test_the_rivals_of_an_object_take_its_steps_too(tmp_path: Path) -> None:
