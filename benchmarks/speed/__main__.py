@@ -7,7 +7,6 @@ goes the other way round, so that none always follows the same one.
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,17 +18,10 @@ from typing import NotRequired, TypedDict
 from benchmarks.speed.chart import Row, draw
 from benchmarks.speed.engines import ENGINES, ROOT, prepare, versions
 from benchmarks.speed.jobs import JOBS
+from benchmarks.speed.machine import machine
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 REST = 2  # seconds between runs: what an engine started may outlive it
-
-
-class Machine(TypedDict):
-    cpu: str
-    cores: int
-    memory_gb: int
-    system: str
-    python: str
 
 
 class Timing(TypedDict):
@@ -48,20 +40,6 @@ class Absence(TypedDict):
     engine: str
     job: str
     reason: str
-
-
-def machine() -> Machine:
-    """What the timings were taken on."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(": ")[1] for line in info if line.startswith("model name")]
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(pages / 2**30),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
 
 
 def time_once(name: str, python: Path, job: str, data: Path, limit: float) -> Timing:

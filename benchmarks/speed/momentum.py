@@ -16,8 +16,8 @@ from typing import TypedDict
 
 import torch
 
-from benchmarks.speed.__main__ import machine
 from benchmarks.speed.jobs import JOBS, LR, Job, load
+from benchmarks.speed.machine import machine
 from fedveca.algorithms import Algorithm, FedAvg
 from fedveca.algorithms.optimizers import LocalOptimizer
 from fedveca.algorithms.recipe import Recipe

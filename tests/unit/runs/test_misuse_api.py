@@ -296,7 +296,7 @@ MODELS: list[tuple[Call, str]] = [
     (trained(data=D, model=not_finite()), "parameter 0.weight is not finite (NaN or infinity)"),
     (trained(**odd(lambda m, x: m.fc(x.mul_(1.5)))), "the model (Odd) changes its input in place"),
     (trained(**odd(counted)), "the model (Odd) gives other scores each time in evaluation mode"),
-    (trained(**odd(lambda m, x: m.fc(x).log())), "the model (Odd) gives NaN as a score"),
+    (trained(**odd(lambda m, x: (m.fc(x) * 0 - 1).log())), "the model (Odd) gives NaN as a score"),
     (trained(**odd(lambda m, x: m.fc(x).detach())), "the model (Odd) gives scores without a gradient"),
     (trained(**odd(lambda m, x: nn.functional.one_hot(m.fc(x).argmax(1), 3))), "gives scores without a gradient"),
     (trained(**odd(lambda m, x: None)), "the model (Odd): it returns NoneType; a model gives a tensor of scores"),
