@@ -1,1 +1,1 @@
-"""Public tables, entered with our methods: the published numbers beside ours."""
+"""Public tables, entered with our methods: the published numbers next to ours."""

@@ -1,4 +1,4 @@
-"""One public table: every method on every seed, and what was published beside it."""
+"""One public table: every method on every seed, and the published number of each."""
 
 from __future__ import annotations
 
