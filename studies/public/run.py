@@ -25,6 +25,7 @@ class Outcome(TypedDict):
     seed: int
     accuracy: list[float]  # after each round
     loss: list[float]
+    tau: NotRequired[list[list[int]]]  # local steps of each client in each round
     tau_all: int
     seconds: float
     device: str
@@ -52,6 +53,7 @@ def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]
         "seed": seed,
         "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
         "loss": [record["test_loss"] or 0.0 for record in tested],
+        "tau": [record["tau"] for record in done.rounds],
         "tau_all": done.summary["tau_all"],
         "seconds": round(time.perf_counter() - begun, 1),
         "device": done.environment.get("processor", "") if device == "cpu" else device,

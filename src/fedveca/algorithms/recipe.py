@@ -20,6 +20,8 @@ from fedveca.algorithms.optimizers import LocalOptimizer, Moments, Schedule, Ser
 from fedveca.errors import UserError
 
 _PLAIN, _AS_IT_IS, _CONSTANT = LocalOptimizer(), ServerOptimizer(), Schedule()
+# What a method declares of itself, and a recipe of it too.
+_DECLARED = ("adapts", "needs_gradient", "needs_everyone", "has_loss", "needs_labels", "nonnegative")
 KEPT = "optimizer_"  # how a client's memory names the moments that it keeps
 
 
@@ -48,34 +50,12 @@ class Recipe(Algorithm[Any, RecipeCarry]):
                 f"{name} defines step, so that no other optimiser can take its steps; define direction and track in "
                 "its place, or leave the settings of optimisers and schedules as they are"
             )
+        for name in _DECLARED:
+            object.__setattr__(self, name, getattr(self.algorithm, name))
 
     @property
     def lr(self) -> float:  # type: ignore[override]
         return self.algorithm.lr
-
-    @property
-    def adapts(self) -> bool:  # type: ignore[override]
-        return self.algorithm.adapts
-
-    @property
-    def needs_gradient(self) -> bool:  # type: ignore[override]
-        return self.algorithm.needs_gradient
-
-    @property
-    def needs_everyone(self) -> bool:  # type: ignore[override]
-        return self.algorithm.needs_everyone
-
-    @property
-    def has_loss(self) -> bool:  # type: ignore[override]
-        return self.algorithm.has_loss
-
-    @property
-    def needs_labels(self) -> bool:  # type: ignore[override]
-        return self.algorithm.needs_labels
-
-    @property
-    def nonnegative(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.algorithm.nonnegative
 
     @property
     def is_scheduled(self) -> bool:

@@ -66,6 +66,15 @@ def test_a_plain_recipe_has_the_bytes_of_the_method_alone(algorithm: Algorithm) 
         assert [record["tau"] for record in same] == [record["tau"] for record in records]
 
 
+def test_a_recipe_declares_what_its_method_declares() -> None:
+    """All but what the recipe itself takes care of."""
+    declared = {name for name, hint in Algorithm.__annotations__.items() if "ClassVar" in str(hint)}
+    for entry in methods().values():
+        algorithm = entry.algorithm(lr=LR)  # type: ignore[call-arg]
+        for name in declared - {"needs_mean", "server_default"}:
+            assert getattr(Recipe(algorithm), name) == getattr(algorithm, name), (entry.name, name)
+
+
 @pytest.mark.parametrize("kind", OPTIMISERS)
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
 def test_every_optimiser_and_method_passes_the_checks_of_a_method(algorithm: Algorithm, kind: str) -> None:
