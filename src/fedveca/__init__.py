@@ -38,13 +38,13 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.runs.build import build as build
     from fedveca.runs.compare import compare as compare
     from fedveca.runs.experiment import Experiment as Experiment
-    from fedveca.runs.experiment import presets as presets
     from fedveca.runs.federate import RunningStatistics as RunningStatistics
     from fedveca.runs.federate import federate as federate
     from fedveca.runs.folder import Run as Run
     from fedveca.runs.interrupt import Stopped as Stopped
     from fedveca.runs.observers import Observer as Observer
     from fedveca.runs.overrides import CustomObjects as CustomObjects
+    from fedveca.runs.presets import presets as presets
     from fedveca.runs.run import resume as resume
     from fedveca.runs.run import run as run
     from fedveca.tasks.custom import from_arrays as from_arrays
@@ -68,7 +68,8 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "errors": "UserError",
     "runs.build": "build",
     "runs.compare": "compare",
-    "runs.experiment": "Experiment presets",
+    "runs.experiment": "Experiment",
+    "runs.presets": "presets",
     "runs.federate": "RunningStatistics federate",
     "runs.folder": "Run",
     "runs.interrupt": "Stopped",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from fedveca import Experiment, run
-from fedveca.runs.experiment import read_toml
+from fedveca.runs.presets import read_toml
 from studies.public.heart import load_rows, rate_hospitals
 
 FOLDER = Path(__file__).parent

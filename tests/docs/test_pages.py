@@ -26,7 +26,8 @@ from docs.generated import (
 from docs.outputs import find_outputs, find_pages, mask, produce
 from docs.terminal import Look, Screen, find_demo
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, presets
+from fedveca.runs.experiment import FIELDS
+from fedveca.runs.presets import presets
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -115,7 +115,8 @@ def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
 
 def _explain_word(word: str, first: bool) -> None:
     """UserError for a word without `=` that is a setting's name or one of its values, or a preset after the first."""
-    from fedveca.runs.experiment import FIELDS, Experiment, presets
+    from fedveca.runs.experiment import FIELDS, Experiment
+    from fedveca.runs.presets import presets
     from fedveca.views.terminal.lists import offer_values
 
     if word in presets() and not first:

@@ -185,7 +185,8 @@ def _offer(action: argparse.Action, current: str, before: list[str] | None = Non
 
 def _offer_settings(current: str, first: bool) -> Iterable[str]:
     """A preset in the first place, `key=`, and the values of a key."""
-    from fedveca.runs.experiment import FIELDS, presets
+    from fedveca.runs.experiment import FIELDS
+    from fedveca.runs.presets import presets
     from fedveca.views.terminal.lists import offer_values
 
     key, equals, value = current.partition("=")

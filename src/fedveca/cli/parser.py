@@ -108,7 +108,8 @@ class MainParser(Parser):
 
     def explain_command(self, word: str) -> NoReturn:
         """Ends with a sentence about a word that is not a command."""
-        from fedveca.runs.experiment import FIELDS, presets
+        from fedveca.runs.experiment import FIELDS
+        from fedveca.runs.presets import presets
 
         near = suggest(word, (name for name in self.commands.choices if name != "rm"))  # nothing that removes runs
         if word.partition("=")[0] in FIELDS or word in presets():

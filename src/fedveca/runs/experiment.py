@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import stat
-import tomllib
 import unicodedata
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,6 +15,7 @@ from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.runs.presets import load_preset, load_toml
 from fedveca.runs.setting_fields import (
     LOCAL_OPTIMIZER_TEXTS,
     OPTIMIZER_STATE_TEXTS,
@@ -53,9 +51,7 @@ from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
-PRESET_BYTES = 2**20  # of a TOML file
 FEWEST_PROBED, MOST_PROBED = 32, 1024  # rows of probe=auto
-DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the square of its parts
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 _NAMES = load_catalog()  # of data sets, models and so on
 _MODELS = _NAMES["models"]
@@ -63,6 +59,14 @@ KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
 SettingValues = dict[str, Any]  # values by key, of the types that the fields have
+FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
+    "model": "mlp",
+    "partition": "case3",
+    "rounds": 100,
+    "batch": 100,
+    "lr": 0.01,
+    "probe": 1024,
+}
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
@@ -320,14 +324,6 @@ TYPES: dict[str, type] = {
     for name, hint in get_type_hints(Experiment).items()
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
-FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
-    "model": "mlp",
-    "partition": "case3",
-    "rounds": 100,
-    "batch": 100,
-    "lr": 0.01,
-    "probe": 1024,
-}
 _init = Experiment.__init__
 
 
@@ -341,76 +337,6 @@ def _init_known(self: Experiment, *values: object, **settings: object) -> None:
 Experiment.__init__ = _init_known  # type: ignore[method-assign]
 
 
-def read_experiment(text: str) -> Experiment:
-    """The settings of a run folder, also of one that an older version wrote."""
-    settings = parse_toml(text, "experiment.toml")
-    for key, value in FORMER_DEFAULTS.items():
-        settings.setdefault(key, value)
-    return Experiment(**settings)
-
-
-def parse_toml(text: str, source: str) -> SettingValues:
-    """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
-    return _check_settings(_load_toml(text, source))
-
-
-def read_toml(name: str) -> dict[str, object]:
-    """The tables of a TOML file of the user's."""
-    try:
-        text = _read_file(Path(name))
-    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
-        raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
-    return _load_toml(text, printable(name))
-
-
-def _load_toml(text: str, source: str) -> dict[str, object]:
-    if text.count(".") > DOTS:
-        raise UserError(f"{source} is not a table of settings: it holds more than {DOTS} dots")
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are the former too
-        why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"{source} is not TOML: {why}") from error
-
-
-def _check_settings(table: dict[str, object]) -> SettingValues:
-    """The settings of a TOML file in their names of today, each known."""
-    settings = upgrade_settings(table)
-    for key in settings:
-        check_setting(key)
-    return settings
-
-
-def upgrade_settings(table: SettingValues) -> SettingValues:
-    """SettingValues as version 0.1 named them, in the names of today."""
-    out = {RENAMED.get(key, key): value for key, value in table.items()}
-    for key, value in out.items():
-        if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
-            out[key] = CUSTOM + value.removeprefix("own:")
-    return out
-
-
-def preset(name: str) -> SettingValues:
-    """A preset of the package, or a TOML file of the user's."""
-    if name.endswith(".toml"):
-        return _check_settings(read_toml(name))
-    if name not in presets():
-        hint = suggest(name, presets())
-        all_of_them = ", ".join(presets())
-        raise UserError(f"preset {quoted(name)} is not known{hint}; it is one of {all_of_them}, or a .toml file")
-    return parse_toml((resources.files("fedveca") / "presets" / f"{name}.toml").read_text("utf-8"), name)
-
-
-def _read_file(path: Path) -> str:
-    if path.exists() and not (stat.S_ISREG(path.stat().st_mode) or path.is_dir()):
-        raise UserError("it is not a regular file")  # a pipe or a device may have no end
-    with open(path, "rb") as file:
-        content = file.read(PRESET_BYTES + 1)
-    if len(content) > PRESET_BYTES:
-        raise UserError(f"it is longer than {PRESET_BYTES} bytes")
-    return content.decode("utf-8")
-
-
 def reject_custom(settings: SettingValues) -> None:
     """ValueError where a preset or the command line names an object that only Python can give."""
     for key, value in settings.items():
@@ -418,11 +344,6 @@ def reject_custom(settings: SettingValues) -> None:
             known_ones = KNOWN_MODELS if key == "model" else range_of(FIELDS[key])
             said = f"{key}={printable(value)} is an object that was given from Python"
             raise UserError(f"{said}; here allowed: {known_ones}")
-
-
-def presets() -> list[str]:
-    names = (path.name for path in (resources.files("fedveca") / "presets").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def parse_settings(words: list[str]) -> SettingValues:
@@ -505,6 +426,41 @@ def _toml(value: Any) -> str:
         quoted = (f"\\u{ord(c):04x}" if c in '"\\\x7f' or ord(c) < 32 else c for c in value)
         return f'"{"".join(quoted)}"'
     return repr(value)
+
+
+def read_experiment(text: str) -> Experiment:
+    """The settings of a run folder, also of one that an older version wrote."""
+    settings = parse_toml(text, "experiment.toml")
+    for key, value in FORMER_DEFAULTS.items():
+        settings.setdefault(key, value)
+    return Experiment(**settings)
+
+
+def parse_toml(text: str, source: str) -> SettingValues:
+    """The keys of a TOML file, each known; those that an older version named otherwise get their name of today."""
+    return _check_settings(load_toml(text, source))
+
+
+def preset(name: str) -> SettingValues:
+    """A preset of the package, or a TOML file of the user's."""
+    return _check_settings(load_preset(name))
+
+
+def _check_settings(table: dict[str, object]) -> SettingValues:
+    """The settings of a TOML file in their names of today, each known."""
+    settings = upgrade_settings(table)
+    for key in settings:
+        check_setting(key)
+    return settings
+
+
+def upgrade_settings(table: SettingValues) -> SettingValues:
+    """SettingValues as version 0.1 named them, in the names of today."""
+    out = {RENAMED.get(key, key): value for key, value in table.items()}
+    for key, value in out.items():
+        if key in FIELDS and FIELDS[key].metadata["custom"] and isinstance(value, str) and value.startswith("own:"):
+            out[key] = CUSTOM + value.removeprefix("own:")
+    return out
 
 
 def find_default(key: str, e: Experiment) -> object:

@@ -16,9 +16,10 @@ from fedveca.algorithms.hyper import to_python
 from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import FIELDS, Experiment, presets, range_of
+from fedveca.runs.experiment import FIELDS, Experiment, range_of
 from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
+from fedveca.runs.presets import presets
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset

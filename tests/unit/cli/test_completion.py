@@ -12,7 +12,8 @@ import pytest
 
 from fedveca.cli import main, make_parser
 from fedveca.cli.completion import ASK_FILES, ASK_FOLDERS, SHELLS, find_candidates
-from fedveca.runs.experiment import FIELDS, presets
+from fedveca.runs.experiment import FIELDS
+from fedveca.runs.presets import presets
 
 Capture = pytest.CaptureFixture[str]
 PARSER = make_parser()

@@ -14,7 +14,8 @@ import pytest
 from fedveca.algorithms.registry import methods
 from fedveca.cli import COMMAND_GROUPS, make_parser
 from fedveca.cli import main as run_main
-from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, presets
+from fedveca.runs.experiment import FIELDS, Experiment, parse_settings
+from fedveca.runs.presets import presets
 from fedveca.version import __version__
 
 Capture = pytest.CaptureFixture[str]

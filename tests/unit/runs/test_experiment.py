@@ -54,10 +54,10 @@ from fedveca.runs.experiment import (
     parse_settings,
     parse_toml,
     preset,
-    presets,
     range_of,
     read_experiment,
 )
+from fedveca.runs.presets import presets
 from fedveca.runs.setting_fields import TaskDefault
 from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.models import MODELS

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedveca import Dataset, Experiment, build
-from fedveca.runs.experiment import preset, presets
+from fedveca.runs.experiment import preset
+from fedveca.runs.presets import presets
 from fedveca.tasks.datasets.dataset import DATASETS, DatasetEntry, Request
 from fedveca.tasks.partition import RULES
 

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from functools import cache
 
 from fedveca.algorithms.registry import is_adaptive, paper_methods
-from fedveca.runs.experiment import FIELDS, Experiment, preset, presets
+from fedveca.runs.experiment import FIELDS, Experiment, preset
 from fedveca.runs.folder import Run
+from fedveca.runs.presets import presets
 from fedveca.tasks.names import CUSTOM
 from fedveca.views.comparison import find_budget_setter
 from fedveca.views.series import Curve

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from fedveca.errors import UserError, find_near, quoted
 from fedveca.runs.catalog import describe_values, load_catalog
-from fedveca.runs.experiment import FIELDS, TYPES, choices, describe_default, preset, presets, range_of
+from fedveca.runs.experiment import FIELDS, TYPES, choices, describe_default, preset, range_of
+from fedveca.runs.presets import presets
 from fedveca.runs.setting_fields import TaskDefault
 
 WIDE_TERMINAL = 100  # columns from which allowed values have a column of their own
