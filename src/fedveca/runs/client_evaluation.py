@@ -19,7 +19,7 @@ from fedveca.runs.federate import evaluate_loss
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
 
-Values = dict[str, Json]
+RecordedValues = dict[str, Json]
 TENTH = 10  # the worst and the best clients are one in so many, at least one
 _CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
 
@@ -35,7 +35,10 @@ class ModelEvaluator:
         self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
         clients = len(built.cohort.sizes)
         self.judges = choose_judges(e.seed, clients, clients_per_round(clients, e.participation))
-        self._latest: tuple[int, Values] = (-1, {})  # the values of the model that was tested last, and its round
+        self._latest: tuple[int, RecordedValues] = (
+            -1,
+            {},
+        )  # the values of the model that was tested last, and its round
 
     def evaluate_round(self, done: int, state: HasModel, model: Tensor, record: Round, test: bool) -> Round:
         """The record of the last of `done` rounds, with the values of the model [P + S] after it."""
@@ -58,10 +61,10 @@ class ModelEvaluator:
             return math.inf if loss is None else loss
         return evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges)
 
-    def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[Values, list[Fault]]:
-        values, faults = Values(), list[Fault]()
+    def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[RecordedValues, list[Fault]]:
+        values, faults = RecordedValues(), list[Fault]()
         if test and self.server:
-            values |= cast(Values, self.server(model))
+            values |= cast(RecordedValues, self.server(model))
         if self.experiment.val and (test or self.judges_at_once):
             found, more = self._validate(done, state, model)
             values, faults = values | found, faults + more
@@ -70,11 +73,11 @@ class ModelEvaluator:
             values, faults = found | values, faults + more  # where both test, the test values are the server's
         return values, faults
 
-    def _validate(self, done: int, state: HasModel, model: Tensor) -> tuple[Values, list[Fault]]:
+    def _validate(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
         scores = self._ask(done, state, model, "val")
         return {f"val_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}, [*scores.faults]
 
-    def _test_at_clients(self, done: int, state: HasModel, model: Tensor) -> tuple[Values, list[Fault]]:
+    def _test_at_clients(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
         scores, better = self._ask(done, state, model, "test"), self._directions()
         values = {f"test_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}
         values |= {"tested": scores.ids.tolist()}
@@ -100,12 +103,12 @@ class ModelEvaluator:
         return {LOSS: "lower", self.built.problem.measure: self.built.problem.better}
 
 
-def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> Values:
+def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> RecordedValues:
     """Mean over clients and by rows, spread, worst and best tenth of each value; null where nobody answered.
 
     Without a direction nobody knows who is worst, so the tenths are left out.
     """
-    out: Values = {}
+    out: RecordedValues = {}
     for name, v in scores.values.items():
         out[f"{prefix}_{name}"] = to_json(v.mean())
         out[f"{prefix}_{name}_rows"] = to_json(_mean_by_rows(scores, v))
