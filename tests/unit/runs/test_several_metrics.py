@@ -159,3 +159,56 @@ def test_the_test_rows_of_a_metric_of_all_rows_are_passed_in_blocks() -> None:
     a, b = whole(built.state.w), parts(built.state.w)
     assert require_number(a, "test_worst") == pytest.approx(require_number(b, "test_worst"), rel=1e-6)
     assert a["test_loss"] == pytest.approx(b["test_loss"], rel=1e-6)
+
+
+# every model is evaluated once
+
+
+class Counting:
+    """A metric of all rows that counts how often it is asked: once when it is tried, once per evaluation."""
+
+    __name__ = "counting"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return scores.mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluations"),
+    [
+        ({"keep": "last"}, 6),
+        ({"keep": "best"}, 6),  # the kept model was evaluated in its round, whichever it was
+        ({"keep": "rollback"}, 6),
+        ({"keep": "last", "test_every": 4}, 2),  # after rounds 4 and 6; the last model is that of round 6
+    ],
+)
+def test_no_model_is_evaluated_twice(settings: dict[str, object], evaluations: int) -> None:
+    counting = Counting()
+    done = run(SMALL.replace(rounds=6, **settings), data=DATA, model=torch.nn.Linear(4, 1), metric=counting)
+    assert counting.calls - 1 == evaluations
+    last, final = done.summary["last"], done.rounds[-1]
+    assert [last[name] for name in ("test_loss",)] == [final["test_loss"]]
+    if settings["keep"] != "best":
+        assert done.summary["kept"] == last
+    else:
+        kept = done.summary["kept"]
+        assert kept["test_loss"] == done.rounds[kept["round"] - 1]["test_loss"]
+
+
+def test_a_model_that_changed_in_place_is_evaluated_again() -> None:
+    built = fedveca.build(SMALL, data=DATA, model=torch.nn.Linear(4, 1))
+    evaluator, w = Evaluator(built.problem, built.data, "cpu"), built.state.w.clone()
+    first = evaluator(w)
+    assert evaluator(w) == first == Evaluator(built.problem, built.data, "cpu")(w)
+    w.add_(1)
+    assert evaluator(w)["test_loss"] != first["test_loss"]
+    assert evaluator(w) == Evaluator(built.problem, built.data, "cpu")(w)
+    with torch.inference_mode():
+        v = w.clone()
+        first = evaluator(v)
+        v.add_(1)
+        assert evaluator(v)["test_loss"] != first["test_loss"]
