@@ -31,6 +31,7 @@ from fedveca.cohorts.flower.messages import (
     read_answer,
 )
 from fedveca.cohorts.flower.wire import DTYPES, narrow
+from fedveca.cohorts.scores import LOSS
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -194,12 +195,13 @@ class FlowerCohort:
         """The values of one client, checked."""
         settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
         diverged = check_settings(settings, {"client": i, "round": sent.round, "rows": rows})
-        wanted = set[str]() if diverged else set(self.task.scores)
-        if set(numbers) != wanted or arrays:
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(wanted)}")
+        need, allowed = (set[str](), set[str]()) if diverged else ({LOSS}, set(self.task.scores))
+        if not need <= numbers.keys() <= allowed or arrays:
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(allowed)}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
-        return [check_range(numbers[name], name, *bounds) for name, bounds in self.task.scores.items()]
+        known = {name: check_range(numbers[name], name, *self.task.scores[name]) for name in numbers}
+        return [known.get(name, math.nan) for name in self.task.scores]  # the rows may not define a metric
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         asked = {i: {"tau": steps} for i, steps in tau.items()}
