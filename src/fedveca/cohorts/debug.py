@@ -171,10 +171,11 @@ class DebugCohort:
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
-        w = algorithm.begin(order, former).expand(1, -1)
+        place = f"round {k + 1}, client {client}"
+        with _name_place(f"{place}, begin"):
+            w = algorithm.begin(order, former).expand(1, -1)
         running = None if shared is None else (shared[None] if mine is None else mine).clone()
         if steps:
-            place = f"round {k + 1}, client {client}"
             with _name_place(f"{place}, probe"):
                 g0 = self._probe(client, w, running)[1] if algorithm.needs_gradient else torch.full_like(w, torch.nan)
             with _name_place(f"{place}, start"):
