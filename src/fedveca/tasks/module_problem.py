@@ -428,7 +428,7 @@ def check_module(module: nn.Module, said: str) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
             raise UserError(
                 f"{said}: {name} has no running statistics (track_running_stats=False), so that the scores of a row "
-                "change with the other rows of its batch; leave that argument out, or use nn.GroupNorm"
+                "change with the other rows of its batch; leave that argument out, or take fedveca.models.to_group_norm"
             )
         tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
         if tracks and part.momentum is None:
