@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report, ServerState
 from fedveca.cohorts.contract import ClientScores
 from fedveca.cohorts.random import choose_judges, draw_rows
+from fedveca.runs import client_evaluation
 from fedveca.runs.build import Built, build
 from fedveca.runs.client_evaluation import summarize_clients
 from fedveca.runs.experiment import Experiment
@@ -249,11 +250,12 @@ def test_the_untrained_model_is_kept_where_every_round_is_worse() -> None:
     assert "no round was better than the start" in done.summary["warnings"][-1]
 
 
-def test_with_participation_models_are_compared_on_one_fixed_set_of_clients() -> None:
+def test_with_participation_models_are_compared_on_one_fixed_set_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """F of w_1, w_2, ... on the same clients, by a round without steps: computed here from the model of each round."""
     e = replace(E, test_by="server", val=0.0, participation=0.34, rounds=8, lr=1.0, tau_0=6, probe=0, seed=3)
-    judges = choose_judges(e.seed, e.clients, 2)
-    assert len(judges) == 2
+    monkeypatch.setattr(client_evaluation, "JUDGES", 3)  # of the 6; two take part in a round
+    judges = choose_judges(e.seed, e.clients, 3)
+    assert len(judges) == 3
     losses, accepted = [math.log(10)], []
     for rounds in range(1, e.rounds + 1):
         done = run(replace(e, rounds=rounds, keep="last"), device="cpu")
