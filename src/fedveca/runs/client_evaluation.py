@@ -20,6 +20,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
 
 RecordedValues = dict[str, Json]
+JUDGES = 50  # clients on which models are compared, or more where more take part in a round: few differ too much
 TENTH = 10  # the worst and the best clients are one in so many, at least one
 _CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
 
@@ -34,7 +35,7 @@ class ModelEvaluator:
         partial = e.participation < 1 and not e.dp_noise  # with noise, asking more clients would spend more epsilon
         self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
         clients = len(built.cohort.sizes)
-        self.judges = choose_judges(e.seed, clients, clients_per_round(clients, e.participation))
+        self.judges = choose_judges(e.seed, clients, max(JUDGES, clients_per_round(clients, e.participation)))
         self._latest: tuple[int, RecordedValues] = (
             -1,
             {},
