@@ -20,13 +20,13 @@ from fedveca.runs.experiment import Experiment, describe_task, read_experiment
 from fedveca.runs.files import read_directions, read_inside, read_lines, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
-    SCHEMA,
     Direction,
     Environment,
     Json,
     Partition,
     Round,
     Summary,
+    describe_quantity,
     find_metric,
     get_number,
     is_number,
@@ -163,7 +163,7 @@ class Run:
 
     def better(self, name: str) -> Direction | None:
         """Whether a higher or a lower value of a recorded quantity is better; None where nobody has stated it."""
-        return SCHEMA[name].better if name in SCHEMA else self.directions.get(name)
+        return describe_quantity(name, self.directions).better
 
     def column(self, name: str) -> list[Json]:
         """One recorded quantity over the rounds that have it."""
