@@ -22,7 +22,6 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 LISTS: dict[Stage, str] = {"clients": "client_test_", "tuned": "client_tuned_"}
 COLUMNS = {"": "mean", "_rows": "by rows", "_sd": "sd", "_worst": "worst 10 %", "_best": "best 10 %"}
 MOST_POINTS = 200  # clients of one figure of single clients, as many as partition.json has
-QUARTILES = {"low": 25, "middle": 50, "high": 75}  # percentiles
 MOST_CLASSES = 200  # of a confusion matrix that is drawn
 
 
@@ -128,7 +127,7 @@ def find_quartiles(values: Iterable[float]) -> tuple[float, float, float] | None
     known = list(values)
     if not known:
         return None
-    low, middle, high = np.percentile(known, list(QUARTILES.values())).tolist()
+    low, middle, high = np.percentile(known, (25, 50, 75)).tolist()
     return low, middle, high
 
 
