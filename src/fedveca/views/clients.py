@@ -20,7 +20,7 @@ from fedveca.views.series import AXES, WHICH, Which, get_closing_values, pick_ev
 Stage = Literal["clients", "tuned"]  # the model as it is, or after local steps at each client
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LISTS: dict[Stage, str] = {"clients": "client_test_", "tuned": "client_tuned_"}
-COLUMNS = {"": "mean", "_rows": "by rows", "_sd": "sd", "_worst": "worst 10 %", "_best": "best 10 %"}
+STATISTIC_LABELS = {"": "mean", "_rows": "by rows", "_sd": "sd", "_worst": "worst 10 %", "_best": "best 10 %"}
 MOST_POINTS = 200  # clients of one figure of single clients, as many as partition.json has
 MOST_CLASSES = 200  # of a confusion matrix that is drawn
 
@@ -79,7 +79,7 @@ def list_statistics(runs: Sequence[Run]) -> dict[str, str]:
         name_statistic(name, statistic, stage): name
         for stage in STAGES
         for name in list_client_metrics(runs, stage)
-        for statistic in COLUMNS
+        for statistic in STATISTIC_LABELS
     }
 
 

@@ -13,7 +13,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.schema import Round, describe_quantity, format_value, is_number, short_label
-from fedveca.views.clients import COLUMNS, STAGES, list_client_metrics, name_statistic
+from fedveca.views.clients import STATISTIC_LABELS, STAGES, list_client_metrics, name_statistic
 from fedveca.views.comparison import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
@@ -119,11 +119,11 @@ def _make_client_tables(
         rows = []
         for stage in STAGES:
             for which, values in closing:
-                each = [values.get(name_statistic(name, statistic, stage)) for statistic in COLUMNS]
+                each = [values.get(name_statistic(name, statistic, stage)) for statistic in STATISTIC_LABELS]
                 if any(map(is_number, each)):
                     label = f"{which}, tuned" if stage == "tuned" else which
                     rows.append((label, *(format_value(name, value) for value in each)))
-        tables.append(([f"{name_quantity(name)} of clients", *COLUMNS.values()], rows))
+        tables.append(([f"{name_quantity(name)} of clients", *STATISTIC_LABELS.values()], rows))
     return tables
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 
 from fedveca.runs.schema import Direction, describe_quantity, format_value
 from fedveca.views.clients import (
-    COLUMNS,
+    STATISTIC_LABELS,
     STAGES,
     ClientPoint,
     Distribution,
@@ -235,12 +235,12 @@ def _make_table(comparison: Comparison, name: str, stages: Sequence[Stage]) -> R
     worst = name_statistic(name, "_worst")
     best = find_leader(c, c.which, worst)
     for stage in stages:
-        parts.append(TablePart(f"{STAGE_TITLES[stage].lower()}, {c.which}", list(COLUMNS.values())))
-        for statistic in COLUMNS:
+        parts.append(TablePart(f"{STAGE_TITLES[stage].lower()}, {c.which}", list(STATISTIC_LABELS.values())))
+        for statistic in STATISTIC_LABELS:
             of = name_statistic(name, statistic, stage)
             columns.append((c.which, of, find_winner(c, c.which, of)))
         if stage == "clients" and best is not None:
-            parts.append(TablePart("minus the best, [95 %]", [COLUMNS["_worst"]]))
+            parts.append(TablePart("minus the best, [95 %]", [STATISTIC_LABELS["_worst"]]))
             columns.append((c.which, "", None))
     rows = []
     for i, row in enumerate(c.rows):

@@ -9,13 +9,13 @@ from rich.table import Table
 from fedveca.errors import count_noun
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import format_value, get_number, short_label
-from fedveca.views.clients import COLUMNS, STAGES, list_client_metrics, list_client_values, name_statistic
+from fedveca.views.clients import STATISTIC_LABELS, STAGES, list_client_metrics, list_client_values, name_statistic
 from fedveca.views.series import WHICH
 
 if TYPE_CHECKING:  # at run time they would load PyTorch
     from torch import Tensor
 
-SHOWN = ("", "_worst", "_best")  # aggregates over clients that a terminal shows
+SHORT_LIST = ("", "_worst", "_best")  # aggregates over clients that a terminal shows
 
 
 def make_model_table(run: Run) -> Table:
@@ -38,11 +38,13 @@ def make_client_table(run: Run) -> Table | None:
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
     clients = len(list_client_values(run.summary["last"], names[0])) or run.experiment.clients
     table.title = f"test {short_label(names[0])} of {count_noun(clients, 'client')}"
-    for heading in ("model", *(COLUMNS[statistic] for statistic in SHOWN)):
+    for heading in ("model", *(STATISTIC_LABELS[statistic] for statistic in SHORT_LIST)):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for stage in STAGES:
         for which in WHICH:
-            found = [get_number(run.summary[which], name_statistic(names[0], statistic, stage)) for statistic in SHOWN]
+            found = [
+                get_number(run.summary[which], name_statistic(names[0], statistic, stage)) for statistic in SHORT_LIST
+            ]
             if any(value is not None for value in found):
                 tuned = ", tuned" if stage == "tuned" else ""
                 table.add_row(f"{which}{tuned}", *(format_value(names[0], value) for value in found))
