@@ -7,8 +7,8 @@ from typing import NamedTuple, TypedDict
 
 from fedveca.runs.schema import Direction, describe_quantity, format_value
 from fedveca.views.clients import (
-    STATISTIC_LABELS,
     STAGES,
+    STATISTIC_LABELS,
     ClientPoint,
     Distribution,
     Stage,
