@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise
 from fedveca.runs.folder import to_json
-from fedveca.runs.schema import Evaluation, ModelResult, Round
+from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.metrics import BlockCounts, close_counts, count_block
 from fedveca.tasks.problem import Problem
 
 GROWTH = 10.0  # times the loss of the first round: more is divergence
@@ -23,8 +25,20 @@ PATIENCE = 2  # rounds in a row
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
+class KnownModel(NamedTuple):
+    """A model that was evaluated."""
+
+    model: weakref.ref[Tensor]
+    version: int | None  # how often it had been changed in place; None where PyTorch does not count it
+    evaluation: Evaluation
+
+
 class Evaluator:
-    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metric there."""
+    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metrics there.
+
+    A model that was evaluated is not evaluated again while somebody holds it: that of the last round is the last one,
+    and often the kept one too.
+    """
 
     def __init__(self, problem: Problem, data: Dataset, device: str) -> None:
         self.problem, self.device, self.pixels, self.y = problem, device, data.pixels, data.y_test.to(device)
@@ -34,27 +48,32 @@ class Evaluator:
             if device == "cpu":
                 self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.threads = ThreadPool(0 if device == "cpu" else 1)
-        self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
-        if problem.row_bytes and not problem.whole:
+        self.block = 1000 if device == "cpu" else 10000
+        if problem.row_bytes:
             self.block = max(1, min(self.block, _PASS_BYTES // problem.row_bytes))
+        self._known: list[KnownModel] = []
 
     def __call__(self, model: Tensor) -> Evaluation:
         """Of a model: w [P], or w and running statistics [P + S]."""
-        w, running = model[: self.problem.size], model[self.problem.size :] if self.problem.statistics else None
+        self._known = [known for known in self._known if known.model() is not None]
+        version = None if model.is_inference() else model._version
+        for known in self._known:
+            if known.model() is model and known.version == version is not None:
+                return known.evaluation.copy()
+        found = self._evaluate(model)
+        self._known.append(KnownModel(weakref.ref(model), version, found))
+        return found.copy()
 
-        def part(at: int) -> Tensor:
+    def _evaluate(self, model: Tensor) -> Evaluation:
+        def count(at: int) -> BlockCounts:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
             if isinstance(x, LazyRows):  # a block is all that is in memory
                 x = x.read(torch.arange(len(x))).to(self.device)
-            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y, running)).double()
+            return count_block(self.problem, model, prepare(x, self.pixels), y)
 
-        sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
-        loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
-        return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
-
-    def describe(self, k: int, model: Tensor) -> ModelResult:
-        """The closing values of a model that was made by round k."""
-        return {"round": k, **self(model)}
+        blocks = self.threads.map(count, range(0, len(self.y), self.block))
+        found = close_counts(self.problem.metrics, blocks)
+        return cast(Evaluation, {f"test_{name}": to_json(value) for name, value in found.items()})
 
 
 class GrowthCheck:
@@ -112,9 +131,12 @@ class Keeper:
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
 
-    def judge(self, state: HasModel, record: Round) -> None:
-        """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late."""
-        if self.keep == "best" and "train_loss" in record:  # perhaps no client answered
+    def judge(self, state: HasModel, record: Round, late: bool = True) -> None:
+        """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late.
+
+        Where it is not `late`, the round's model is judged by `consider`, once its loss is known.
+        """
+        if self.keep == "best" and late and "train_loss" in record:  # perhaps no client answered
             loss = record["train_loss"]
             record["accepted"] = loss is not None and loss <= self.kept_loss
             if loss is not None and record["accepted"]:
@@ -122,6 +144,12 @@ class Keeper:
         record.setdefault("accepted", True)
         self.state, self.round = state, self.round + 1
         self.model = self._join()
+
+    def consider(self, loss: float, record: Round) -> None:
+        """Keeps the model of the round where its loss is not above that of the kept one; a void round made none."""
+        record["accepted"] = record["accepted"] and math.isfinite(loss) and loss <= self.kept_loss
+        if record["accepted"]:
+            self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
 
     def choose(self, last_loss: float) -> None:
         """Keeps the last model where its loss is not above that of the kept one."""

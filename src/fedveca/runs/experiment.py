@@ -21,6 +21,7 @@ from fedveca.runs.setting_fields import (
     OPTIMIZER_STATE_TEXTS,
     SCHEDULE_TEXTS,
     SERVER_OPTIMIZER_TEXTS,
+    TEST_BY_TEXTS,
     AggregationName,
     Auto,
     DataName,
@@ -44,10 +45,12 @@ from fedveca.runs.setting_fields import (
     ServerOptimizerName,
     SettingGroup,
     TaskDefault,
+    TestBy,
     Wire,
     method_option,
 )
 from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
+from fedveca.tasks.metric_settings import parse_metrics
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -70,12 +73,14 @@ FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a 
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
+MOST_VAL = 0.9  # share of a client's rows
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 _INITS = get_args(Init)
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
 _optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
+_evaluation = SettingGroup("evaluation")
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,10 @@ class Experiment:
         "auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *_NAMES["losses"]), custom=True
     )
     metric: MetricName | str = _task.rare(
-        "auto", "accuracy of labels, absolute_error of numbers", of=("auto", *_NAMES["metrics"]), custom=True
+        "auto",
+        "what is tested besides the loss; curves show the first (auto: accuracy of labels, absolute_error of numbers)",
+        some=("auto", *_NAMES["metrics"]),
+        custom=True,
     )
     partition: PartitionName | str = _clients(
         TaskDefault("data", "partition"), "which client owns which rows", of=_NAMES["partitions"], custom=True
@@ -182,6 +190,19 @@ class Experiment:
         "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
         of=get_args(NormStatistics),
     )
+    test_by: TestBy = _evaluation("server", "who tests a model", of=TEST_BY_TEXTS)
+    test_share: float = _evaluation(
+        0.2, "test_by=client, both: share of each client's rows that only test", low=0, high=1, open_ends=True
+    )
+    val: float = _evaluation(
+        0.0, "share of each client's rows that only choose: the kept model, the end of the run", low=0, high=MOST_VAL
+    )
+    finetune_steps: int = _evaluation(
+        0,
+        "test_by=client, both: each client also tests its model after so many local steps of its own",
+        low=0,
+        high=10**5,
+    )
     test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
     track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)
@@ -241,8 +262,11 @@ class Experiment:
             )
         parse_faults(self.faults)
         self._check_optimisers()
+        self._check_evaluation()
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
+        if not self.metric.startswith(CUSTOM):
+            parse_metrics(self.metric)
         epochs = parse_epochs(self.epochs)
         if epochs and self.tau_all:
             raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
@@ -270,6 +294,22 @@ class Experiment:
             )
         if self.lr_warmup and self.lr_warmup >= self.rounds:
             raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
+
+    def _check_evaluation(self) -> None:
+        at_clients = self.test_by != "server"
+        if at_clients and self.test_share + self.val >= 1:
+            raise UserError(
+                f"test_share={self.test_share} and val={self.val} leave no row to train on; their sum is less than 1"
+            )
+        if self.finetune_steps and not at_clients:
+            raise UserError(
+                f"finetune_steps={self.finetune_steps} needs test rows of each client: test_by=client or both"
+            )
+        for name, used in (("test_by", at_clients), ("val", bool(self.val))):
+            if self.dp_noise and used:
+                raise UserError(
+                    f"{name}={getattr(self, name)} cannot go with dp_noise: what each client evaluates gets no noise"
+                )
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:
@@ -411,7 +451,8 @@ def _checked(field: SettingField, value: Any) -> Any:
     if names and value not in names and not (m["custom"] and value.startswith(CUSTOM)):
         hint = suggest(value, names)
         raise UserError(f"{field.name}={printable(value)} is not known{hint}; allowed: {range_of(field)}")
-    for word in value.split(",") if m["some"] and value else ():
+    free = not value or (m["custom"] and value.startswith(CUSTOM))
+    for word in value.split(",") if m["some"] and not free else ():
         if word.strip() not in m["some"]:
             hint = suggest(word, m["some"])
             said = f"{field.name}={printable(value)}: {printable(repr(word))}"

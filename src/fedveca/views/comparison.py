@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple, TypedDict
@@ -82,8 +81,8 @@ def compare_curves(curves: Sequence[Curve]) -> Comparison:
     rows = tabulate(curves, statistics)
     names = [name for name in list_metrics(runs) if name.startswith("test_")]
     directions = {name: find_direction(runs, name) for name in names}
-    first = Counter(run.metric for run in runs).most_common(1)[0][0] if runs else ""
-    names.sort(key=lambda n: (directions[n] is None, n != first, directions[n] != "higher", n == "test_loss"))
+    main = {run.metric for run in runs}
+    names.sort(key=lambda name: (directions[name] is None, name == "test_loss", name not in main))
     directions |= {name: find_direction(runs, name) for name in statistics}
     metric = names[0] if names else ""
     kept = any(row.models["kept"][metric].mean is not None for row in rows) if metric else True

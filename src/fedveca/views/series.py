@@ -191,16 +191,15 @@ def group_sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
 
 
 def list_metrics(runs: Iterable[Run]) -> list[str]:
-    """What was measured of the model over the rounds: every test value as recorded, validation, the training loss.
+    """What was measured of a model over the rounds: test loss, main metrics, others, validation, training loss.
 
     UserError for more names than can be shown.
     """
     runs = list(runs)
-    numbers = (n for run in runs for record in run.rounds for n, value in record.items() if is_number(value))
-    names = dict.fromkeys(numbers)
-    first = [n for n in ("test_loss", "test_accuracy") if n in names]
-    rest = [n for n in names if n.startswith("test_") and n not in first]
-    rest += [n for n in names if n.startswith("val_")]
+    names = {n for run in runs for record in run.rounds for n, value in record.items() if is_number(value)}
+    first = [n for n in dict.fromkeys(("test_loss", *(run.metric for run in runs))) if n in names]
+    rest = sorted(n for n in names if n.startswith("test_") and n not in first)
+    rest += [n for n in (f"val_{name.removeprefix('test_')}" for name in first + rest) if n in names]
     if len(first + rest) > MOST_METRICS:
         many = len(first + rest)
         raise UserError(f"rounds.jsonl has {many} names of test values; at most {MOST_METRICS} can be shown")

@@ -30,7 +30,8 @@ from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
 from fedveca.runs.setting_fields import NormStatistics
-from fedveca.tasks.losses import accuracy, cross_entropy
+from fedveca.tasks.losses import cross_entropy
+from fedveca.tasks.metrics import accuracy
 from fedveca.tasks.models import Model, model
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.randomness import DrawFrom, draw_from
