@@ -258,5 +258,5 @@ const charts = (() => {
     });
   }
 
-  return { curves, gaps, heat, line, partition, colour };
+  return { curves, gaps, heat, line, partition, colour, draw, escaped, extent, narrow, theme };
 })();
