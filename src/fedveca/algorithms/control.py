@@ -20,9 +20,10 @@ DISTRUST = partial(hyper, 0.0, "share of the clients whose A may be too small to
 def control(A: Tensor, alpha: float, tau_max: int, distrust: float = 0.0) -> Tensor:
     """tau_i = floor(A_i / (A_i - alpha min_j A_j)), kept in [2, tau_max]: (15), (16), A1.22-26.
 
-    Only the ratios r_i = min A / A_i count. An A that is NaN or infinite says that the client's
-    gradients diverged: it takes 2 steps. A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the
-    smallest A that may be lies: the least one above them stands for min A, and those below have r_i = 1.
+    Only the ratios r_i = min A / A_i count. NaN is an A that is not known: it does not decide min A, and its client
+    takes 2 steps, the fewest by which A can be estimated. So does a client whose A is infinite: its gradients diverged.
+    A_i = 0 is its own minimum, so r_i = 1. `distrust` is the share of the known A that may be too small to be true: the
+    smallest one above them stands for min A, and those below have r_i = 1.
 
     Examples:
         >>> control(torch.tensor([1.0, 2.0, 0.0]), alpha=0.95, tau_max=50)
@@ -31,11 +32,14 @@ def control(A: Tensor, alpha: float, tau_max: int, distrust: float = 0.0) -> Ten
         tensor([20,  2])
         >>> control(torch.tensor([1.0, 1.5, 0.0]), alpha=0.95, tau_max=50, distrust=0.34)
         tensor([20,  2, 20])
+        >>> control(torch.tensor([1.0, 1.5, torch.nan]), alpha=0.95, tau_max=50)
+        tensor([20,  2,  2])
     """
-    A = A.to("cpu", torch.float64)  # 1 / (1 - 0.95) must not fall below 20
-    A = torch.where(torch.isnan(A), torch.inf, A).clamp(min=0)
-    least = A.sort().values[int(distrust * len(A) + 1e-9)] if len(A) else A.sum()
-    r = torch.where(least >= A, 1.0, least / A)
+    A = A.to("cpu", torch.float64).clamp(min=0)  # 1 / (1 - 0.95) must not fall below 20
+    known = A[~torch.isnan(A)].sort().values
+    lowest = known[int(distrust * len(known) + 1e-9)] if len(known) else torch.inf
+    A = torch.where(torch.isnan(A), torch.inf, A)
+    r = torch.where(lowest >= A, 1.0, lowest / A)
     r = torch.where(torch.isinf(A), 0.0, r)
     tau = torch.floor(1 / (1 - alpha * r) + 1e-9)
     return tau.clamp(TAU_MIN, max(tau_max, TAU_MIN)).to(torch.int64)

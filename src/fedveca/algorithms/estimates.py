@@ -44,6 +44,11 @@ def estimate_delta(spread: Tensor, grad_last: Tensor) -> Tensor:
     return spread / squared
 
 
+def estimate_A(beta: Tensor, delta: Tensor, tau: Tensor, lr: float = 1.0) -> Tensor:
+    """[n] float64: A_i = eta beta_i^2 delta_i; NaN after one step, which has no lambda > 0 to estimate it from."""
+    return torch.where(tau > 1, lr * beta**2 * delta, torch.nan)
+
+
 def estimate_smoothness(k: Tensor, w: Tensor, w_last: Tensor, grad: Tensor, grad_last: Tensor, L: Tensor) -> Tensor:
     """[] float64: the largest L_k so far, A1.16-21; L_k of round k is known one round earlier than in the paper."""
     steep = (grad - grad_last).norm() / (w - w_last).norm() if k > 0 else grad.norm() / w.norm()  # A1.19, A1.17

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, control
-from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
+from fedveca.algorithms.estimates import Walk, estimate_A, estimate_delta, estimate_smoothness, extend_walk, start_walk
 from fedveca.algorithms.registry import method
 
 
@@ -54,9 +54,9 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = estimate_delta(spread, state.grad_last)  # A2.17
             tau = tau.clone()
-            A = beta**2 * spread  # up to what is common, which cancels
+            A = estimate_A(beta, spread, state.tau[ids])  # what is common cancels
             tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
-            seen = {"beta": beta, "delta": delta, "A": self.lr * beta**2 * delta}
+            seen = {"beta": beta, "delta": delta, "A": estimate_A(beta, delta, state.tau[ids], self.lr)}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
         L = estimate_smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return FedVecaState(w, tau, state.k + 1, state.w, grad, L), seen

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Corrected, FedVeca, Named, Order, Report
-from fedveca.algorithms.contrib.corrected import averaged
+from fedveca.algorithms.contrib.corrected import average_log_A
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load
@@ -160,12 +160,65 @@ def test_only_the_corrected_error_vanishes_with_the_gradient() -> None:
     assert left[Corrected] < 1e-6
 
 
-def test_log_averages_drop_what_is_common_to_all_clients() -> None:
-    old, new = torch.tensor([0.0, 1.0, torch.nan]), torch.tensor([1.0, torch.inf, 2.0])
-    assert averaged(old, new, 0.75).tolist() == [0.25, torch.inf, 2.0]
-    a, b = torch.rand(5), torch.rand(5)
-    apart = averaged(a + 7, b - 3, 0.5) - averaged(a, b, 0.5)
-    assert float(apart.max() - apart.min()) < 1e-6
+def average(old: list[float], who: list[int], A: list[float], smooth: float) -> Tensor:
+    return average_log_A(
+        torch.tensor(old, dtype=torch.float64), torch.tensor(who), torch.tensor(A, dtype=torch.float64), smooth
+    )
+
+
+def test_log_A_is_averaged_over_rounds_by_hand() -> None:
+    e = float(torch.e)
+    assert average([0, 1], [0, 1], [e, e**5], 0.75).tolist() == pytest.approx([0.25, 2.0])
+    unknown = torch.nan
+    assert average([unknown, unknown], [0, 1], [e, e**5], 0.75).tolist() == pytest.approx([1, 5])  # the first round
+    assert average([0, 0, 7], [0, 1], [e**3, e**5], 0.75).tolist() == pytest.approx([0.75, 1.25, 8])  # the last follows
+    assert average([0, 0, 7], [0, 1, 2], [e**3, e**5, unknown], 0.75).tolist() == pytest.approx([0.75, 1.25, 8])
+    joined = average([0, 0, unknown], [0, 1, 2], [e**3, e**5, e**4], 0.75).tolist()
+    assert joined == pytest.approx([0.75, 1.25, 1])  # a new client as large as the others' mean is so on their level
+    assert average([0, 1], [0], [torch.inf], 0.5).tolist() == [torch.inf, 1]
+
+
+def test_what_is_common_to_a_round_cancels_from_log_A_whoever_takes_part() -> None:
+    """Clients that differ by a constant factor, in rounds of any common size and any participants."""
+    make = torch.Generator().manual_seed(3)
+    own = torch.randn(6, generator=make, dtype=torch.float64)
+    log_A = torch.full((6,), torch.nan, dtype=torch.float64)
+    for _ in range(30):
+        who = torch.randperm(6, generator=make)[:3]
+        size = 5 * torch.randn((), generator=make, dtype=torch.float64)
+        log_A = average_log_A(log_A, who, torch.exp(own[who] + size), 0.5)
+    apart = log_A - own
+    assert float(apart.max() - apart.min()) < 1e-3  # groups that met late have come to one level
+    log_A = average_log_A(log_A, torch.arange(6), torch.exp(own + 9), 0.5)
+    assert float((log_A - own).std()) < 1e-3
+
+
+def test_an_identical_client_that_was_away_takes_as_many_steps() -> None:
+    """Two identical clients, one away in six rounds while the gradient shrinks: both take 20 steps after it."""
+    algorithm = Corrected(0.5, by_rows=False)
+    state = algorithm.init(torch.ones(2), torch.full((2,), 10))
+    for k in range(12):
+        ids = torch.tensor([0, 1] if k < 3 or k > 8 else [0])
+        n = torch.ones(len(ids), dtype=torch.float64)
+        each = {"tau": state.tau[ids].double(), "beta": 3 * n, "spread": 5 * n}
+        mean = {"G": torch.ones(2), "grad": torch.ones(2) * 0.5**k}
+        state, _ = algorithm.update(state, ids, n / len(ids), Report(mean, each, len(ids) / 2))
+        assert state.tau.tolist() == ([20, 20] if k else [10, 10])
+
+
+@pytest.mark.parametrize("algorithm", [FedVeca(0.5), Corrected(0.5, by_rows=False)])
+def test_an_A_that_is_not_known_does_not_decide_the_smallest(algorithm: Any) -> None:
+    """After one step beta and spread are 0 because nothing was measured: 2 steps, and the others as without it."""
+    ids, n = torch.arange(3), torch.ones(3, dtype=torch.float64)
+    state = algorithm.init(torch.ones(2), torch.tensor([1, 4, 4]))._replace(k=torch.tensor(1), grad_last=torch.ones(2))
+    each = {"tau": state.tau.double(), "beta": torch.tensor([0.0, 1.0, 3.0]), "spread": torch.tensor([0.0, 2.0, 2.0])}
+    report = Report({"G": torch.ones(2), "grad": torch.ones(2)}, each, 1.0)
+    after, recorded = algorithm.update(state, ids, n / 3, report)
+    assert after.tau.tolist() == [2, 20, 2]
+    assert torch.isnan(recorded["A"]).tolist() == [True, False, False]
+    zero = {"beta": torch.zeros(3), "spread": torch.zeros(3), "tau": n}
+    after, _ = algorithm.update(state._replace(tau=torch.ones(3).long()), ids, n / 3, report._replace(each=zero))
+    assert after.tau.tolist() == [2, 2, 2]  # nobody's is known
 
 
 def test_absent_clients_keep_tau_and_memory() -> None:

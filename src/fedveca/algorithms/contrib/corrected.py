@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, TAU_MIN, control
-from fedveca.algorithms.estimates import Walk, estimate_delta, estimate_smoothness, extend_walk, start_walk
+from fedveca.algorithms.estimates import Walk, estimate_A, estimate_delta, estimate_smoothness, extend_walk, start_walk
 from fedveca.algorithms.hyper import hyper
 from fedveca.algorithms.registry import method
 
@@ -73,8 +73,7 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         if state.k > 0:
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = estimate_delta(spread, state.grad_last)
-            log_A = log_A.clone()
-            log_A[ids] = averaged(log_A[ids], torch.log(self.lr * beta**2 * delta), self.smooth)
+            log_A = average_log_A(log_A, ids, estimate_A(beta, delta, state.tau[ids], self.lr), self.smooth)
             A = torch.exp(log_A[ids])
             steps = control(A, self.alpha, self.tau_max, self.distrust).double()
             steps = steps * p * len(p) if self.by_rows else steps
@@ -108,6 +107,15 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         return vectors, {"beta": s.walk.beta, "spread": s.walk.spread}, {"c": c}
 
 
-def averaged(old: Tensor, new: Tensor, smooth: float) -> Tensor:
-    """The average over rounds; in logs, so that a factor common to all clients cancels from every ratio."""
-    return torch.where(torch.isfinite(old) & torch.isfinite(new), smooth * old + (1 - smooth) * new, new)
+def average_log_A(log_A: Tensor, ids: Tensor, A: Tensor, smooth: float) -> Tensor:
+    """[N] the averages over rounds, after a round in which clients `ids` have A [n]; NaN where A is not known yet.
+
+    log A_i is the client's own part plus the round's, such as log 1/|grad F(w_(k-1))|^2, which must cancel from every
+    ratio of (16). So the averages are kept at one level: `rise` is how far the round's part is above theirs, the mean
+    over the clients that have both; clients without an A in this round follow the others, and new ones join them.
+    """
+    new = torch.full_like(log_A, torch.nan).index_copy(0, ids, torch.log(A))
+    both = torch.isfinite(log_A) & torch.isfinite(new)
+    rise = (new - log_A)[both].mean() if bool(both.any()) else 0.0  # not by rows: every log A is as noisy as another
+    after = torch.where(both, smooth * log_A + (1 - smooth) * new, new - smooth * rise)
+    return torch.where(torch.isnan(new), log_A + (1 - smooth) * rise, after)
