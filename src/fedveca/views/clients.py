@@ -22,7 +22,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 LISTS: dict[Stage, str] = {"clients": "client_test_", "tuned": "client_tuned_"}
 STATISTIC_LABELS = {"": "mean", "_rows": "by rows", "_sd": "sd", "_worst": "worst 10 %", "_best": "best 10 %"}
 MOST_POINTS = 200  # clients of one figure of single clients, as many as partition.json has
-MOST_CLASSES = 200  # of a confusion matrix that is drawn
+MOST_DRAWN_CLASSES = 200  # of a confusion matrix that is drawn
 
 
 class Distribution(TypedDict):
@@ -166,7 +166,7 @@ def list_client_points(run: Run, name: str, which: Which, stage: Stage = "client
 def read_confusion(run: Run, which: Which) -> list[list[float]] | None:
     """The kept or the last model's confusion matrix: rows are true labels, columns predicted ones; None without one."""
     found = get_closing_values(run)[which].get("test_confusion")
-    if not isinstance(found, list) or not 0 < len(found) <= MOST_CLASSES:
+    if not isinstance(found, list) or not 0 < len(found) <= MOST_DRAWN_CLASSES:
         return None
     matrix = []
     for row in found:
