@@ -159,7 +159,8 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
     options = cohort_options(e)
     options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LocalCohort(make_method(e), problem, x, y, alone, device=device, **options)
+    method = make_method(e).with_layout(problem.layout)
+    return LocalCohort(method, problem, x, y, alone, device=device, **options)
 
 
 def load_client_rows(e: Experiment, client: int) -> tuple[Tensor | LazyRows, Tensor, Inputs]:

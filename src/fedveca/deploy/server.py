@@ -96,7 +96,7 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
     note |= {"fixed": fixed} if (fixed := problem.hash_fixed()) else {}
     return FlowerCohort(
         grid,
-        make_method(e),
+        make_method(e).with_layout(problem.layout),
         e.clients,
         note,
         want_loss=options["want_loss"],

@@ -126,7 +126,8 @@ def build(
         sample=sample,
         inputs=data.inputs,
     )
-    problem, algorithm = remake(), _algorithm(e, method)
+    problem = remake()
+    algorithm = _algorithm(e, method).with_layout(problem.layout)
     check_participation(e, algorithm, e.method)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
@@ -185,6 +186,11 @@ def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], n
         raise UserError(
             f"participation={e.participation} cannot go with method={name}, which converges to another point where "
             "clients are absent; take participation=1"
+        )
+    if algorithm.chooses and e.dp_noise:
+        raise UserError(
+            f"dp_noise={e.dp_noise} cannot go with method={name}, which chooses clients by their losses: "
+            "epsilon is counted for clients that are drawn"
         )
 
 

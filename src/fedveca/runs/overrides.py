@@ -121,7 +121,7 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
         return
     said = f"method ({type(method).__name__})"
     try:
-        method = copy.deepcopy(method)
+        method = copy.deepcopy(method).with_layout(problem.layout)
     except Exception:  # what cannot be copied is not tried
         return
     few = Shares(shares.rows[shares.start[:-1]], torch.arange(clients + 1))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
+from fedveca.algorithms.layout import Layout
 from fedveca.tasks.losses import Better
 
 
@@ -28,6 +29,11 @@ class Problem(Protocol):
     better: Better | None  # which values of that are better, where it is known
     whole: bool  # whether that is of all rows at once, not a mean over rows
     row_bytes: int  # of what a model holds for the gradient of one row; 0 where it is not known, and little
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters lie in w."""
+        ...
 
     def init(self) -> Tensor:
         """[P] w_0."""

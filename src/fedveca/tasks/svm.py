@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
+from fedveca.algorithms.layout import Layout
 from fedveca.tasks.losses import Better
 
 
@@ -22,6 +23,10 @@ class SquaredSvm:
 
     def __init__(self, features: int) -> None:
         self.size = features
+
+    @property
+    def layout(self) -> Layout:
+        return Layout({"w": slice(0, self.size)}, ("w",))
 
     def init(self) -> Tensor:
         return torch.zeros(self.size)

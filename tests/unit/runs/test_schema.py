@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from fedveca import Experiment, from_arrays, run
-from fedveca.algorithms.contract import Fault
+from fedveca import Experiment, FedAvg, from_arrays, run
+from fedveca.algorithms.contract import AskLoss, Fault, ServerState
 from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
@@ -24,6 +26,14 @@ def model_for(method: str) -> str:
     return "logistic" if methods()[method].algorithm.has_loss else "svm"
 
 
+@dataclass(frozen=True)
+class HighestLoss(FedAvg):
+    chooses: ClassVar[bool] = True
+
+    def choose(self, state: ServerState, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return ask(torch.arange(len(p))).topk(m).indices
+
+
 SMALL = Experiment(model="svm", rounds=3, batch=8, lr=0.05, tau_0=3)
 REGRESSION = from_arrays(np.eye(40, 4), np.arange(40.0))
 RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
@@ -33,6 +43,7 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
+    "choice": (replace(SMALL, participation=0.4), {"method": HighestLoss(0.05)}),
     "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
 }
@@ -50,6 +61,8 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
+    if quantity.name == "candidate_loss":
+        assert len(value) == len(record["candidates"])
     if quantity.kind == "per client":
         assert len(value) == len(record["ids"])
     return all(type(v) in wanted for v in value)

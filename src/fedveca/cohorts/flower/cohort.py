@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
-from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.client_memory import NodeLedger, split_statistics
 from fedveca.cohorts.flower.messages import (
     MOST_ROWS,
     InvalidAnswer,
@@ -55,6 +55,26 @@ class PendingOrder(NamedTuple):
     message: str  # its id
     round: int
     until: float  # when Flower drops it
+
+
+class AnswerForm(NamedTuple):
+    """What a client sends that has taken its steps."""
+
+    numbers: set[str]
+    vectors: dict[str, int]  # the length of each
+
+    @staticmethod
+    def find(algorithm: Algorithm, order: Order, want_loss: bool, want_loss_after: bool, statistics: int) -> AnswerForm:
+        """As a client that takes no step finds it."""
+        aux, _ = split_statistics(order.aux)
+        order = Order(order.w.cpu(), {name: v.cpu() for name, v in aux.items()})
+        memory = {name: v[None] for name, v in algorithm.memory(order.w).items()}
+        w = algorithm.begin(order, memory).expand(1, -1)
+        s = start_client(algorithm, order, memory, torch.zeros_like(w), torch.ones(1, 1))
+        vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
+        losses = {"loss"} if want_loss or algorithm.needs_loss or algorithm.needs_gradient else set()
+        lengths = {name: v.shape[-1] for name, v in vectors.items()} | ({STATISTICS: statistics} if statistics else {})
+        return AnswerForm({*numbers} | losses | ({"after"} if want_loss_after else set()), lengths)
 
 
 class FlowerCohort:
@@ -104,8 +124,8 @@ class FlowerCohort:
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
-        self._names = _find_names(algorithm, want_loss, want_loss_after, statistics > 0)
-        self._statistics = statistics
+        self._want_loss, self._want_loss_after, self._statistics = want_loss, want_loss_after, statistics
+        self._form: AnswerForm | None = None  # of a full answer, known with the first order
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
         self._known: dict[int, int] = {}  # client -> its rows
@@ -138,6 +158,9 @@ class FlowerCohort:
         )
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
+        if self._form is None:
+            wanted = self._want_loss, self._want_loss_after, self._statistics
+            self._form = AnswerForm.find(self.algorithm, order, *wanted)
         sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
         aggregator, self._diverged = self.aggregate(), set()
         each: dict[str, list[float]] = {}
@@ -149,7 +172,7 @@ class FlowerCohort:
             if i not in sent:
                 continue
             try:
-                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], len(order.w), deadline)
+                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
@@ -196,7 +219,7 @@ class FlowerCohort:
         return pending
 
     def _wait_for_answer(
-        self, i: int, sent: PendingOrder, tau: int, size: int, deadline: float
+        self, i: int, sent: PendingOrder, tau: int, form: AnswerForm, deadline: float
     ) -> tuple[dict[str, float], Named]:
         """Numbers and vectors of one client, checked; InvalidAnswer where there are none until the deadline."""
         while not (replies := list(self.grid.pull_messages([sent.message]))):
@@ -206,9 +229,9 @@ class FlowerCohort:
             time.sleep(_POLL_SECONDS)
         settings, numbers, arrays = read_answer(replies[0])
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
-        wanted, vectors = (set(), set()) if diverged else self._names if tau else ({"loss"}, set())
-        if set(numbers) != wanted or set(arrays) != vectors:
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *vectors])}")
+        wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
+        if set(numbers) != wanted or set(arrays) != set(lengths):
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *lengths])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
         positive = {
@@ -216,9 +239,7 @@ class FlowerCohort:
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
         return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
-            name: torch.from_numpy(
-                check_vector(array, self._statistics if name == STATISTICS else size, self.wire, name)
-            )
+            name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
             for name, array in arrays.items()
         }
 
@@ -294,16 +315,3 @@ class FlowerCohort:
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append(Fault(client=client, what=what))
-
-
-def _find_names(
-    algorithm: Algorithm, want_loss: bool, want_loss_after: bool, statistics: bool
-) -> tuple[set[str], set[str]]:
-    """The numbers and vectors of a full answer, found by a client of one parameter."""
-    w = torch.zeros(1, 1)
-    order = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
-    s = algorithm.start(order, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
-    vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
-    more = {"loss"} if want_loss or algorithm.needs_gradient else set()
-    both = {*vectors} | ({STATISTICS} if statistics else set())
-    return {*numbers} | more | ({"after"} if want_loss_after else set()), both

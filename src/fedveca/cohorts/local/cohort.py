@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import Send
@@ -239,11 +239,12 @@ class LocalCohort:
         order = order._replace(aux=aux)  # a method sees what is its own
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)  # [n, P]
         running = self._start_statistics(shared, mine, len(w))
-        loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
+        want_loss = self.want_loss or algorithm.needs_loss or most == 0
+        loss, g0 = self._probe(w, running, chunk, want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
         ids, start, size, tau = chunk.table
-        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
+        s, counts = start_client(algorithm, order, former, g0, loss[:, None]), self.label_counts(chunk.ids)
         if self._lanes:
             index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
@@ -259,7 +260,7 @@ class LocalCohort:
             vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})
         each = {name: v[:, 0] for name, v in each.items()}
-        if self.want_loss or algorithm.needs_gradient:
+        if want_loss or algorithm.needs_gradient:
             each["loss"] = loss
         if self.want_loss_after:
             each["after"] = self._probe(w, running, chunk, True, False)[0]
