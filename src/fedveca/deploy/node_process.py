@@ -64,8 +64,11 @@ def make_experiment(settings: dict[str, ConfigValue]) -> Experiment:
 def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAnswer, Arrays]:
     order, client, e = request["order"], request["client"], make_experiment(request["settings"])
     pinned = read_pin(folder)
-    if pinned is not None and ":" in e.model and e.model != pinned["model"]:
-        raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
+    if pinned is not None:
+        for name, value, allowed in (("model", e.model, pinned["model"]), ("method", e.method, pinned["method"])):
+            if ":" in value and value != allowed:
+                allowed = allowed or f"no {name}'s code"
+                raise UserError(f"the server named {name}={printable(value)}; this node is pinned to {allowed}")
     local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
     fixed = local.problem.hash_fixed()
     if fixed != order.get("fixed", ""):
