@@ -183,6 +183,9 @@ class CapturedSteps:
         self.lr = torch.full((), work.algorithm.lr, device=index.device)  # of the round
         if work.algorithm.is_scheduled:
             self.algorithm = work.algorithm.with_rate(self.lr)
+        self.advance = self.algorithm.step  # what the method does with a gradient
+        if work.problem.compiled:
+            self.advance = torch.compile(self.advance, dynamic=False)
         self.order, self.s, self.running, self.counts = tree_map(torch.clone, (order, s, running, counts))
         self.w = w.clone()
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
@@ -214,7 +217,7 @@ class CapturedSteps:
         now = self.running[0] if self.running else None
         loss = make_local_loss(self.algorithm, self.order, self.s, self.counts)
         g = problem.slope(self.w, x, y, statistics=now, generators=generators or None, loss=loss)
-        w, s = self.algorithm.step(self.order, self.s, self.w, g)
+        w, s = self.advance(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)
