@@ -38,7 +38,8 @@ class FedNTD(FedAvg):
 
 if __name__ == "__main__":
     check_algorithm(FedNTD(lr=0.05))
-    experiment = Experiment(data="digits", model="mlp", partition="labels", rounds=20, batch=32, lr=0.05)
+    experiment = Experiment(partition="labels", rounds=20, batch=32, lr=0.05, keep="last")
     with TemporaryDirectory() as folder:
         for run in compare(experiment, 1, folder, methods=("fedavg", FedNTD(lr=0.05))):
-            print(f"{run.experiment.method:50}  test accuracy {100 * run.summary['kept']['test_accuracy']:.1f} %")
+            loss, accuracy = run.summary["last"]["test_loss"], run.summary["last"]["test_accuracy"]
+            print(f"{run.experiment.method}: test loss {loss:.3f}, test accuracy {100 * accuracy:.1f} %")

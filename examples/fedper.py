@@ -4,11 +4,12 @@ A client starts from w_k with its head in place of the server's, and sends the c
 """
 
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from torch import Tensor
 
-from fedveca import Experiment, run
+from fedveca import Experiment, compare
 from fedveca.algorithms import Algorithm, Named, Order, Report, ServerState
 from fedveca.testing import check_algorithm
 
@@ -42,8 +43,9 @@ class FedPer(Algorithm):
 
 if __name__ == "__main__":
     check_algorithm(FedPer(lr=0.05))
-    experiment = Experiment(data="digits", model="mlp", partition="labels", rounds=20, batch=32, lr=0.05)
-    for method in ("fedavg", FedPer(lr=0.05)):
-        done = run(experiment.replace(method=method)) if isinstance(method, str) else run(experiment, method=method)
-        loss, sent = done.rounds[-1]["train_loss"], done.rounds[-1]["bytes_up"]
-        print(f"{done.experiment.method:40}  loss at the clients {loss:.3f}, {sent:,} bytes up per round")
+    experiment = Experiment(partition="labels", rounds=20, batch=32, lr=0.05, test_by="client", finetune_steps=5)
+    with TemporaryDirectory() as folder:
+        for run in compare(experiment, 1, folder, methods=("fedavg", FedPer(lr=0.05))):
+            mean, tuned = run.summary["last"]["clients_accuracy"], run.summary["last"]["tuned_accuracy"]
+            print(f"{run.experiment.method}, {run.rounds[-1]['bytes_up']:,} bytes up per round:")
+            print(f"  mean accuracy of the clients {100 * mean:.1f} %, after 5 more local steps {100 * tuned:.1f} %")

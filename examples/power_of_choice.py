@@ -27,9 +27,9 @@ class PowerOfChoice(FedAvg):
 
 if __name__ == "__main__":
     check_algorithm(PowerOfChoice(lr=0.05))
-    experiment = Experiment(data="digits", model="mlp", partition="labels", clients=20, participation=0.15, rounds=40)
+    experiment = Experiment(partition="labels", clients=20, participation=0.15, rounds=40, keep="last")
     for d in (3, 9):
         done = run(experiment, method=PowerOfChoice(lr=0.05, d=d))
-        last = done.rounds[-1]
-        print(f"asked {last['candidates']}, chose {last['ids']}")
-        print(f"d = {d}: test accuracy {100 * done.summary['kept']['test_accuracy']:.1f} %")
+        asked, chosen = (done.rounds[-1][name] for name in ("candidates", "ids"))
+        print(f"d = {d}, in the last round clients {asked} were asked, {chosen} took part:")
+        print(f"  test accuracy {100 * done.summary['last']['test_accuracy']:.1f} %")

@@ -36,7 +36,8 @@ class QFedAvg(Algorithm):
 
 if __name__ == "__main__":
     check_algorithm(QFedAvg(lr=0.05))
-    experiment = Experiment(data="digits", model="mlp", partition="dirichlet", rounds=30, batch=32, tau_0=5)
-    for q in (0.0, 2.0):
-        done = run(experiment, method=QFedAvg(lr=0.05, q=q))
-        print(f"q = {q:g}: test accuracy {100 * done.summary['kept']['test_accuracy']:.1f} %")
+    experiment = Experiment(partition="dirichlet", concentration=0.3, clients=10, rounds=60, batch=32, tau_0=5)
+    for q in (0.0, 0.5):
+        done = run(experiment.replace(test_by="client", keep="last"), method=QFedAvg(lr=0.05, q=q))
+        mean, worst = done.summary["last"]["clients_accuracy"], done.summary["last"]["clients_accuracy_worst"]
+        print(f"q = {q:g}: accuracy of the clients {100 * mean:.1f} %, of the worst tenth {100 * worst:.1f} %")

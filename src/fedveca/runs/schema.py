@@ -30,7 +30,7 @@ class Evaluation(TypedDict, total=False):
 
 
 class Round(Evaluation, total=False):
-    """One line of rounds.jsonl; lists run over `ids`, those of `client_` over `tested`, candidate_loss over candidates."""
+    """One line of rounds.jsonl; lists run over `ids`, of `client_` over `tested`, of `candidate_` over `candidates`."""
 
     round: Required[int]
     ids: Required[list[int]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -254,7 +255,8 @@ def check_federation(a: Algorithm) -> None:
     x, y = torch.stack([vector(i) for i in range(24)]), torch.arange(24) % 2
     problem: Problem = ModuleProblem(nn.Linear(P, 2)) if a.has_loss else SquaredSvm(P)
     if a.needs_layout:
-        problem = ModuleProblem(nn.Sequential(nn.Linear(P, 3), nn.Linear(3, 2)))
+        layers = {"body": nn.Linear(P, 3), "head": nn.Linear(3, 2)}
+        problem = ModuleProblem(nn.Sequential(OrderedDict[str, nn.Module](layers)))
     a, first = a.with_layout(problem.layout), torch.full((problem.size,), 0.1 if a.needs_layout else 0.0)
     cohort = LocalCohort(a, problem, x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
     state = a.init(first, all_steps())

@@ -93,9 +93,10 @@ def call_start(a: Algorithm, order: Order, memory: Named, g0: Tensor) -> object:
 
 def call(a: Algorithm, name: str, *arguments: Any, **named: Tensor) -> Any:
     """One call of the contract, twice: what goes in must stay, what comes out must be the same."""
-    before = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, arguments)
+    all_given = (arguments, named)
+    before = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, all_given)
     out = getattr(a, name)(*arguments, **named)
-    for given, was in zip(tree_flatten(arguments)[0], tree_flatten(before)[0], strict=True):
+    for given, was in zip(tree_flatten(all_given)[0], tree_flatten(before)[0], strict=True):
         if isinstance(given, Tensor):
             alike = given.shape == was.shape and torch.equal(torch.nan_to_num(given), torch.nan_to_num(was))
             raise_unless(alike, a, f"mutates its input: {name} changes a tensor that it was given; make a new one")
