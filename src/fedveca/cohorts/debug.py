@@ -172,10 +172,11 @@ class DebugCohort:
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
-        w = algorithm.begin(order, former).expand(1, -1)
+        place = f"round {k + 1}, client {client}"
+        with _name_place(f"{place}, begin"):
+            w = algorithm.begin(order, former).expand(1, -1)
         running = None if shared is None else (shared[None] if mine is None else mine).clone()
         if steps:
-            place = f"round {k + 1}, client {client}"
             with _name_place(f"{place}, probe"):
                 loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
                 if algorithm.needs_gradient or algorithm.needs_loss:

@@ -43,7 +43,7 @@ from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, check_ids, display_name
+from fedveca.tasks.validate import Metrics, check_ids, display_name
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -71,9 +71,9 @@ class Built(NamedTuple):
 
     @property
     def directions(self) -> dict[str, Direction]:
-        """What the custom metric stated about itself."""
-        name, better = f"test_{self.problem.measure}", self.problem.better
-        return {name: better} if better and name not in SCHEMA else {}
+        """What custom metrics stated about themselves."""
+        stated = {f"test_{metric.name}": metric.better for metric in self.problem.metrics}
+        return {name: better for name, better in stated.items() if better and name not in SCHEMA}
 
 
 def build(
@@ -83,7 +83,7 @@ def build(
     *,
     model: Model | None = None,
     loss: Rows | None = None,
-    metric: Metric | None = None,
+    metric: Metrics | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
     augment: Augmentation | None = None,
@@ -104,6 +104,7 @@ def build(
             check_rows(e)
         data, owned = load_data(e, data, partition, pool=not holds_back(e))
         held = hold_back(e, owned)
+        check_held(e, held.val.sizes, held.test.sizes)
         shares = held.train
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
@@ -260,7 +261,7 @@ def make_problem(
     *,
     model: Model | None = None,
     loss: Rows | None = None,
-    metric: Metric | None = None,
+    metric: Metrics | None = None,
     augment: Augmentation | None = None,
     sample: Sample | None = None,
     inputs: Inputs = (),
@@ -313,18 +314,18 @@ def hold_back(e: Experiment, owned: Shares) -> Holdout:
 
     The simulator and a node, which has its own rows only, ask here.
     """
-    test = e.test_share if e.test_by != "server" else 0.0
-    held = hold_out(owned, e.seed, val=e.val, test=test)
-    for name, share, part in (("val", e.val, held.val), ("test_share", test, held.test)):
-        if share and not len(part.rows):
-            raise UserError(
-                f"{name}={share} leaves no client a row: the largest has {int(owned.sizes.max())} rows; "
-                "take a larger share"
-            )
+    held = hold_out(owned, e.seed, val=e.val, test=e.test_share if e.test_by != "server" else 0.0)
     if is_pooled(e.method) and holds_back(e):
         rows = torch.unique(held.train.rows)
         return held._replace(train=Shares(rows, torch.tensor([0, len(rows)])))
     return held
+
+
+def check_held(e: Experiment, val: Tensor, test: Tensor) -> None:
+    """UserError where no client has a row to evaluate; `val` and `test` [N] are the rows that each holds back."""
+    for name, wanted, sizes in (("val", e.val > 0, val), ("test_share", e.test_by != "server", test)):
+        if wanted and int(sizes.sum()) == 0:
+            raise UserError(f"{name}={getattr(e, name)} leaves no client a row to hold back; take a larger share")
 
 
 def load_data(

@@ -19,7 +19,7 @@ from fedveca.runs.federate import evaluate_loss
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
 
-Values = dict[str, Json]
+RecordedValues = dict[str, Json]
 TENTH = 10  # the worst and the best clients are one in so many, at least one
 _CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
 
@@ -35,7 +35,10 @@ class ModelEvaluator:
         self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
         clients = len(built.cohort.sizes)
         self.judges = choose_judges(e.seed, clients, clients_per_round(clients, e.participation))
-        self._latest: tuple[int, Values] = (-1, {})  # the values of the model that was tested last, and its round
+        self._latest: tuple[int, RecordedValues] = (
+            -1,
+            {},
+        )  # the values of the model that was tested last, and its round
 
     def evaluate_round(self, done: int, state: HasModel, model: Tensor, record: Round, test: bool) -> Round:
         """The record of the last of `done` rounds, with the values of the model [P + S] after it."""
@@ -58,10 +61,10 @@ class ModelEvaluator:
             return math.inf if loss is None else loss
         return evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges)
 
-    def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[Values, list[Fault]]:
-        values, faults = Values(), list[Fault]()
+    def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[RecordedValues, list[Fault]]:
+        values, faults = RecordedValues(), list[Fault]()
         if test and self.server:
-            values |= cast(Values, self.server(model))
+            values |= cast(RecordedValues, self.server(model))
         if self.experiment.val and (test or self.judges_at_once):
             found, more = self._validate(done, state, model)
             values, faults = values | found, faults + more
@@ -70,11 +73,11 @@ class ModelEvaluator:
             values, faults = found | values, faults + more  # where both test, the test values are the server's
         return values, faults
 
-    def _validate(self, done: int, state: HasModel, model: Tensor) -> tuple[Values, list[Fault]]:
+    def _validate(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
         scores = self._ask(done, state, model, "val")
         return {f"val_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}, [*scores.faults]
 
-    def _test_at_clients(self, done: int, state: HasModel, model: Tensor) -> tuple[Values, list[Fault]]:
+    def _test_at_clients(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
         scores, better = self._ask(done, state, model, "test"), self._directions()
         values = {f"test_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}
         values |= {"tested": scores.ids.tolist()}
@@ -97,22 +100,24 @@ class ModelEvaluator:
         return order._replace(aux=order.aux | {STATISTICS: model[size:]}) if len(model) > size else order
 
     def _directions(self) -> dict[str, Direction | None]:
-        return {LOSS: "lower", self.built.problem.measure: self.built.problem.better}
+        better: dict[str, Direction | None] = {metric.name: metric.better for metric in self.built.problem.metrics}
+        return better | {LOSS: "lower"}
 
 
-def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> Values:
-    """Mean over clients and by rows, spread, worst and best tenth of each value; null where nobody answered.
+def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> RecordedValues:
+    """Mean over clients and by rows, spread, worst and best tenth of each value; null where there is none.
 
     Without a direction nobody knows who is worst, so the tenths are left out.
     """
-    out: Values = {}
+    out: RecordedValues = {}
     for name, v in scores.values.items():
-        out[f"{prefix}_{name}"] = to_json(v.mean())
+        counted = v[_is_counted(scores, v)]
+        out[f"{prefix}_{name}"] = to_json(counted.mean())
         out[f"{prefix}_{name}_rows"] = to_json(_mean_by_rows(scores, v))
-        out[f"{prefix}_{name}_sd"] = to_json(v.std(correction=0)) if len(v) else None
+        out[f"{prefix}_{name}_sd"] = to_json(counted.std(correction=0)) if len(counted) else None
         if better.get(name):
-            ordered = v.sort(descending=better[name] == "lower").values  # the worst first
-            few = max(1, len(v) // TENTH)
+            ordered = counted.sort(descending=better[name] == "lower").values  # the worst first
+            few = max(1, len(counted) // TENTH)
             out[f"{prefix}_{name}_worst"] = to_json(ordered[:few].mean())
             out[f"{prefix}_{name}_best"] = to_json(ordered[-few:].mean())
     return out
@@ -129,9 +134,18 @@ def _is_evaluation(name: str) -> bool:
     return name.startswith("test_") or name == "tested" or of_clients
 
 
+def _is_counted(scores: ClientScores, v: Tensor) -> Tensor:
+    """[n] bool: a metric that a client's rows do not define, such as the AUC of one class, does not count.
+
+    That of a client whose model has diverged does, so that no mean hides it.
+    """
+    return v.isfinite() | ~scores.values[LOSS].isfinite()
+
+
 def _mean_by_rows(scores: ClientScores, v: Tensor) -> Tensor:
-    weight = scores.rows.double()
-    return weight @ v / weight.sum()
+    counted = _is_counted(scores, v)
+    weight = scores.rows[counted].double()
+    return weight @ v[counted] / weight.sum()
 
 
 def _align(tuned: ClientScores, ids: Tensor) -> ClientScores:

@@ -43,7 +43,7 @@ from fedveca.runs.overrides import (
 )
 from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resume, run
-from fedveca.runs.schema import get_number, parse_object, validate_round
+from fedveca.runs.schema import get_number, list_test_values, parse_object, validate_round
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.datasets.dataset import Dataset, load
 from fedveca.tasks.names import CUSTOM
@@ -389,7 +389,7 @@ def make_table(runs: list[Run]) -> list[TableRow]:
 
 def _collect(runs: list[Run], which: Literal["last", "kept"]) -> dict[str, SeedValues]:
     out: dict[str, SeedValues] = {}
-    for name in ("test_loss", runs[0].metric):
+    for name in dict.fromkeys(("test_loss", runs[0].metric, *list_test_values(runs[0].summary[which]))):
         values = [None if r.diverged else get_number(r.summary[which], name) for r in runs]
         mean, std, _ = mean_and_spread(values)
         out[name] = {"mean": mean, "std": std, "values": values}

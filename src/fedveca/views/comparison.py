@@ -77,7 +77,8 @@ def compare_curves(curves: Sequence[Curve]) -> Comparison:
     runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
     names = [name for name in list_metrics(runs) if name.startswith("test_")]
     directions = {name: find_direction(runs, name) for name in names}
-    names.sort(key=lambda name: (directions[name] is None, directions[name] != "higher", name == "test_loss"))
+    main = {run.metric for run in runs}
+    names.sort(key=lambda name: (directions[name] is None, name == "test_loss", name not in main))
     metric = names[0] if names else ""
     kept = any(row.models["kept"][metric].mean is not None for row in rows) if metric else True
     same = bool(names) and all(row.by_seed["kept"] == row.by_seed["last"] for row in rows)

@@ -192,12 +192,13 @@ def group_sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
 
 
 def list_metrics(runs: Iterable[Run]) -> list[str]:
-    """What was measured of the model over the rounds: every test value, and the training loss.
+    """What was measured of the model over the rounds: the loss, the main metrics, other test values, the training loss.
 
     UserError for more names than can be shown.
     """
+    runs = list(runs)
     names = {n for run in runs for record in run.rounds for n, value in record.items() if is_number(value)}
-    first = [n for n in ("test_loss", "test_accuracy") if n in names]
+    first = [n for n in dict.fromkeys(("test_loss", *(run.metric for run in runs))) if n in names]
     rest = sorted(n for n in names if n.startswith("test_") and n not in first)
     if len(first + rest) > MOST_METRICS:
         many = len(first + rest)

@@ -280,7 +280,7 @@ def say_client(client: int) -> Change:
 def bound(grid: Any, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
     """A network that knows whose key is whose, node 100 + i being client i's."""
     classes: dict[str, Any] = {"classes": 10, "pixels": "as-is"}
-    return FlowerCohort(grid, method_of(E), 3, classes, timeout=5.0, say=said.append, nodes=nodes)
+    return FlowerCohort(grid, method_of(E), 3, module.NodeTask(classes), timeout=5.0, say=said.append, nodes=nodes)
 
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_a_node_that_was_offline_is_asked_again_who_it_is(tmp_path: Path) -> Non
 
 def swap(client: int, cohort: FlowerCohort) -> Change:
     def change(records: dict[str, Any]) -> None:
-        records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client]
+        records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client].train
 
     return change
 

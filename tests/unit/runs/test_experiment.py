@@ -60,11 +60,13 @@ from fedveca.runs.experiment import (
 from fedveca.runs.presets import presets
 from fedveca.runs.setting_fields import TaskDefault
 from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.metric_settings import TABLES
 from fedveca.tasks.models import MODELS
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
+# what clients hold back leaves rows to train on, and steps before a test need one;
 # momentum, Nesterov's form and what is kept do not go with every optimiser, nor a warm-up with every number of rounds
 PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
 
@@ -73,7 +75,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
     fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
-    fixed |= PLAIN | {"method_options": "q=2,personal=fc1 fc2"}
+    fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25, "method_options": "q=2,personal=fc1 fc2"}
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":
@@ -81,7 +83,10 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     if names := choices(FIELDS[key]):
         return st.sampled_from(names)
     if m["some"]:
-        return st.lists(st.sampled_from(m["some"])).map(",".join)
+        plain = [name for name in m["some"] if key != "metric" or name not in TABLES]
+        first = st.sampled_from(plain)  # a metric is named once, and the first is a number
+        more = st.lists(st.sampled_from(m["some"]), unique=True)
+        return st.tuples(first, more).map(lambda found: ",".join(dict.fromkeys((found[0], *found[1]))))
     if TYPES[key] is int:
         numbers = st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
         return st.sampled_from(m["words"]) | numbers if m["words"] else numbers
@@ -456,7 +461,9 @@ def test_editors_are_offered_what_is_accepted() -> None:
     for key, hint in get_type_hints(Experiment).items():
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
         offered = get_args(literals[0]) if literals else ()
-        named = {"model": tuple(MODELS), "init": ("paper", "torch")}.get(key) or choices(FIELDS[key])
+        metrics = tuple(name for name in FIELDS["metric"].metadata["some"] if name not in TABLES)
+        special = {"model": tuple(MODELS), "init": ("paper", "torch"), "metric": metrics}
+        named = special.get(key) or choices(FIELDS[key])
         named = named or FIELDS[key].metadata["words"]
         assert set(offered) == set(named), key
         free = FIELDS[key].metadata["custom"] or key == "init"  # which may be a path
