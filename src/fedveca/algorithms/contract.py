@@ -114,6 +114,7 @@ class Algorithm(ABC, Generic[State, Carry]):
     chooses: ClassVar[bool] = False  # whether `choose` says who takes part in a round
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
+    needs_whole_step: ClassVar[bool] = False  # whether it is wrong where the server goes only a part of the way
     has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
     needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
     server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
@@ -174,6 +175,14 @@ class Algorithm(ABC, Generic[State, Carry]):
     @abstractmethod
     def update(self, state: State, ids: Tensor, p: Tensor, report: Report) -> tuple[State, Named]:
         """The next state, and what to record: numbers [] of the round or [n] of its clients."""
+
+    def shorten(self, before: State, after: State, scale: float) -> State:
+        """The next state where the server goes only `scale` times as far from w_k (`guard=on`).
+
+        A method whose state has a step in it, such as a momentum from which the next round starts, shortens that too.
+        """
+        w = torch.lerp(before.w, after.w, scale)
+        return cast(State, cast(Any, after)._replace(w=w))
 
     # one client
 

@@ -54,9 +54,10 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = estimate_delta(spread, state.grad_last)  # A2.17
             tau = tau.clone()
-            A = estimate_A(beta, spread, state.tau[ids])  # what is common cancels
+            took = torch.minimum(state.tau[ids], report.each["tau"])  # fewer where a client was cut short
+            A = estimate_A(beta, spread, took)  # what is common cancels
             tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
-            seen = {"beta": beta, "delta": delta, "A": estimate_A(beta, delta, state.tau[ids], self.lr)}
+            seen = {"beta": beta, "delta": delta, "A": estimate_A(beta, delta, took, self.lr)}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
         L = estimate_smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return FedVecaState(w, tau, state.k + 1, state.w, grad, L), seen

@@ -40,6 +40,7 @@ _DECLARED = (
     "needs_layout",
     "chooses",
     "needs_everyone",
+    "needs_whole_step",
     "has_loss",
     "needs_labels",
     "nonnegative",
@@ -121,6 +122,10 @@ class Recipe(Algorithm[Any, RecipeCarry]):
             return after, seen
         w, moments = self.server.step(inner.w, after.w - inner.w, moments)
         return type(state)(*after._replace(w=w), *moments), seen
+
+    def shorten(self, before: Any, after: Any, scale: float) -> Any:
+        inner, moments = self._split(after)
+        return type(after)(*self.algorithm.shorten(self._split(before)[0], inner, scale), *moments)
 
     def _split(self, state: Any) -> tuple[Any, tuple[Tensor, ...]]:
         """The method's state, and the server optimiser's moments."""

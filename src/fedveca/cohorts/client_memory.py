@@ -36,6 +36,10 @@ class PersistentMemory(Protocol):
 
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None: ...
 
+    def forget(self) -> None:
+        """Every client counts as never seen."""
+        ...
+
 
 class ClientMemory:
     """First come, first in RAM: clients are drawn at random, so none is likelier than another to be needed next."""
@@ -49,6 +53,7 @@ class ClientMemory:
         self.used = 0  # of the slots
         self.widths: dict[str, int] = {}  # floats of each name; M is their sum
         self.store: ClientStore | None = None
+        self.resets = 0  # how often all was forgotten, for a cohort whose clients remember elsewhere
 
     def __iter__(self) -> Iterator[int]:
         """The clients ever seen."""
@@ -103,7 +108,9 @@ class ClientMemory:
 
     def save(self) -> Named:
         """Writes all rows to disk and returns what a checkpoint needs to find them, if there is anything."""
-        if not self.widths:
+        if not len(self):
+            if self.store:
+                self.store.save()
             return {}
         store = self._open_store()
         for some in torch.split(torch.nonzero(self.dirty).flatten(), store.piece):
@@ -111,6 +118,14 @@ class ClientMemory:
         self.dirty.fill_(False)
         widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
         return store.save() | widths
+
+    def forget(self) -> None:
+        """Every client counts as never seen."""
+        self.slot.fill_(NOWHERE)
+        self.dirty.fill_(False)
+        self.used, self.resets = 0, self.resets + 1
+        if self.store:
+            self.store.forget()
 
     def load(self, path: Path, saved: Named, device: str, new: Named) -> None:
         """Restores what was saved of memories like `new`; ClientMemoryError where it is damaged."""
@@ -173,6 +188,10 @@ class NodeLedger:
         if not fits or not 0 <= _read_integer(token) < 2**62:
             raise ClientMemoryError("the checkpoint does not say what the clients remember")
         self.rounds, self.token = rounds, int(token)
+
+    def forget(self) -> None:
+        """Each node is asked to start as one that was never seen; what it has stored stays there, and ages."""
+        self.rounds.fill_(-1)
 
 
 def _read_integer(v: Tensor) -> int:

@@ -89,6 +89,12 @@ class ClientStore:
         ids = torch.nonzero(self.at != NOWHERE).flatten()
         return {"ids": ids, "at": self.at[ids], "sums": self.sums[ids], "width": torch.tensor(self.width)}
 
+    def forget(self) -> None:
+        """No client has a row any more; their places become free once no checkpoint can point there."""
+        self.left[-1] += self.at[self.at != NOWHERE].tolist()
+        self.at.fill_(NOWHERE)
+        self.fresh.fill_(False)
+
     @staticmethod
     def load(clients: int, path: Path, saved: dict[str, Tensor]) -> ClientStore:
         """The store as it was saved; ClientMemoryError where a row has changed."""

@@ -196,7 +196,12 @@ def choose_sample(x: Tensor | LazyRows, y: Tensor, classes: int, pixels: str, in
 
 
 def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], name: str) -> None:
-    """UserError where a method needs all clients in every round, and the settings draw a part of them."""
+    """UserError where a method needs all clients, or whole steps of the server, and the settings give it less."""
+    if algorithm.needs_whole_step and e.guard == "on":
+        raise UserError(
+            f"guard=on cannot go with method={name}, whose clients take the server's model for the mean of theirs; a "
+            "shorter step would lead it to another point"
+        )
     if algorithm.needs_everyone and e.participation < 1:
         raise UserError(
             f"participation={e.participation} cannot go with method={name}, which converges to another point where "
@@ -246,7 +251,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "seed": e.seed,
         "probe": count_probe_rows(e),
         "sampling": e.sampling,
-        "want_loss": e.keep != "last",
+        "want_loss": e.keep != "last" or e.guard == "on",
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
         "local_statistics": e.norm_stats == "local",

@@ -25,6 +25,7 @@ from fedveca.runs.evaluate import Keeper
 from fedveca.runs.experiment import Experiment, upgrade_settings
 from fedveca.runs.files import find_inside, read_inside, write_atomic, write_draft
 from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
+from fedveca.runs.guard import Guard, restore_numbers
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -63,6 +64,7 @@ class Checkpointer:
         named |= {STATISTICS: keeper.statistics.now} if keeper.statistics else {}
         numbers = [keeper.round, keeper.kept_round, keeper.kept_loss, lowest]
         named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
+        named |= keeper.guard.save() if keeper.guard else {}
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
         return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
 
@@ -179,8 +181,8 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
 
 
 def _bound_bytes(built: Built) -> int:
-    """Bytes of this run's largest checkpoint: state, kept model, three numbers per client, and its header."""
-    parts: list[Tensor] = [*built.state._asdict().values(), built.state.w, built.statistics, built.statistics]
+    """Bytes of this run's largest checkpoint: state, kept and best model, three numbers per client, and its header."""
+    parts: list[Tensor] = [*built.state._asdict().values(), *2 * [built.state.w], *3 * [built.statistics]]
     return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
 
 
@@ -205,6 +207,8 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     wanted = {f"state.{name}": v for name, v in state._asdict().items()}
     wanted |= {"kept": torch.cat([state.w, running])} | ({STATISTICS: running} if len(running) else {})
     wanted["numbers"] = torch.empty(4, dtype=torch.float64)
+    guard = make_guard(built)
+    wanted |= guard.save() if guard else {}
     for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
         fits = name in named and name in wanted and _describe(named[name]) == _describe(wanted[name])
         if not fits:
@@ -213,7 +217,12 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     done, kept_round, kept_loss, lowest = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
-    for name in ("state.w", "kept", *((STATISTICS,) if len(running) else ())):
+    if guard:
+        numbers = restore_numbers(named["guard.numbers"])
+        if numbers is None or numbers.best_round > done:
+            raise Unfit("does not fit this run: guard.numbers")
+        guard.best, guard.numbers = named["guard.best"].to(device), numbers
+    for name in ("state.w", "kept", *((STATISTICS,) if len(running) else ()), *(("guard.best",) if guard else ())):
         if not bool(torch.isfinite(named[name]).all()):
             raise Unfit(f"does not fit this run: {name} is not finite")
     low, high = _bound_steps(built)
@@ -229,7 +238,15 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
         kept_round=int(kept_round),
         kept_loss=kept_loss,
         lowest=lowest,
+        guard=guard,
     )
+
+
+def make_guard(built: Built) -> Guard | None:
+    """The guard of a run that starts, where its settings ask for one."""
+    if built.experiment.guard == "off":
+        return None
+    return Guard(torch.cat([built.state.w, built.statistics]), built.state.tau)
 
 
 def _bound_steps(built: Built) -> tuple[int, int]:

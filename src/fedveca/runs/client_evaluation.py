@@ -32,10 +32,12 @@ class ModelEvaluator:
         e = built.experiment
         self.built, self.experiment = built, e
         self.server = Evaluator(built.problem, built.data, device) if e.test_by != "client" else None
-        partial = e.participation < 1 and not e.dp_noise  # with noise, asking more clients would spend more epsilon
-        self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
+        # With noise, asking more clients would spend more epsilon.
+        self.needs_judges = e.participation < 1 and not e.dp_noise
+        self.judges_at_once = e.keep == "best" and (e.val > 0 or self.needs_judges)
         clients = len(built.cohort.sizes)
         self.judges = choose_judges(e.seed, clients, max(JUDGES, clients_per_round(clients, e.participation)))
+        self._known: tuple[int, float] = (-1, math.inf)  # F on the judges of the model after so many rounds
         self._latest: tuple[int, RecordedValues] = (
             -1,
             {},
@@ -60,7 +62,13 @@ class ModelEvaluator:
             values = record if "val_loss" in record else self._validate(done, state, model)[0]
             loss = get_number(values, "val_loss")
             return math.inf if loss is None else loss
-        return evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges)
+        return self.find_training_loss(done, state, model)
+
+    def find_training_loss(self, done: int, state: HasModel, model: Tensor) -> float:
+        """F of the model after `done` rounds, on one fixed set of clients."""
+        if self._known[0] != done:
+            self._known = (done, evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges))
+        return self._known[1]
 
     def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[RecordedValues, list[Fault]]:
         values, faults = RecordedValues(), list[Fault]()

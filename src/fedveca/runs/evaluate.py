@@ -12,16 +12,16 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise
+from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise, join_model
 from fedveca.runs.folder import to_json
+from fedveca.runs.guard import GROWTH, Guard
 from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.metrics import BlockCounts, close_counts, count_block
 from fedveca.tasks.problem import Problem
 
-GROWTH = 10.0  # times the loss of the first round: more is divergence
-PATIENCE = 2  # rounds in a row
+_PATIENCE = 2  # rounds in a row beyond GROWTH times the loss of the first round: divergence
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
@@ -79,7 +79,8 @@ class Evaluator:
 class GrowthCheck:
     """Warns once per run, in the round's record, when the loss stays far above the loss of the first round."""
 
-    def __init__(self, records: list[Round]) -> None:
+    def __init__(self, records: list[Round], guarded: bool = False) -> None:
+        self.guarded = guarded
         self.recent: RecentNorms = deque(maxlen=RECENT)
         self._first: float | None = None
         self._above, self._warned = 0, False
@@ -90,11 +91,11 @@ class GrowthCheck:
     def judge(self, record: Round) -> None:
         """Puts `warning` into the record of the round in which the loss has been too large for the second time."""
         ratio = self._count(record)
-        if self._above < PATIENCE or self._warned:
+        if self._above < _PATIENCE or self._warned:
             return
         self._warned = True
         times = f"{ratio:.3g} times that of the first round" if math.isfinite(ratio) else "not finite"
-        advice = advise(list(self.recent)[-1:])  # of this round alone: the same in a run that was resumed
+        advice = advise(list(self.recent)[-1:], self.guarded)  # of this round alone: the same in a run that was resumed
         record["warning"] = f"round {record['round'] + 1}: the loss is {times}; {advice}"
 
     def _count(self, record: Round) -> float:
@@ -123,13 +124,15 @@ class Keeper:
         kept_round: int = 0,
         kept_loss: float = math.inf,
         lowest: float = math.inf,
+        guard: Guard | None = None,
     ) -> None:
         self.keep, self.state, self.round = keep, state, round
         self.statistics = RunningStatistics(statistics) if statistics is not None and len(statistics) else None
-        self.model = self._join()  # [P + S] after the last round
+        self.model = join_model(state, self.statistics)  # [P + S] after the last round
         self.kept = self.model if kept is None else kept  # [P + S]
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
+        self.guard = guard
 
     def judge(self, state: HasModel, record: Round, late: bool = True) -> None:
         """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late.
@@ -143,7 +146,7 @@ class Keeper:
                 self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
         record.setdefault("accepted", True)
         self.state, self.round = state, self.round + 1
-        self.model = self._join()
+        self.model = join_model(state, self.statistics)
 
     def consider(self, loss: float, record: Round) -> None:
         """Keeps the model of the round where its loss is not above that of the kept one; a void round made none."""
@@ -151,11 +154,17 @@ class Keeper:
         if record["accepted"]:
             self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
 
+    def end_at_best(self, last_loss: float) -> str:
+        """Where the last model is in trouble, the guard's best one takes its place; a sentence says so."""
+        if not self.guard or not self.guard.is_trouble(last_loss):
+            return ""
+        self.model, self.round = self.guard.best, self.guard.numbers.best_round
+        return (
+            f"the training loss of the last model is {last_loss:.4g}, far above the lowest "
+            f"({self.guard.numbers.lowest:.4g}), so the model after round {self.round} takes its place"
+        )
+
     def choose(self, last_loss: float) -> None:
         """Keeps the last model where its loss is not above that of the kept one."""
         if self.kept_loss >= last_loss:
             self.kept, self.kept_round = self.model, self.round
-
-    def _join(self) -> Tensor:
-        """w, with the running statistics behind it where the model has any."""
-        return torch.cat([self.state.w, self.statistics.now]) if self.statistics else self.state.w

@@ -168,6 +168,9 @@ class Experiment:
         words=get_args(Auto),
     )
     keep: Keep = _training("best", "the model that a run returns", of=get_args(Keep))
+    guard: OnOff = _training(
+        "off", "where training goes wrong, return to the best model and take shorter server steps", of=get_args(OnOff)
+    )
     mu: float = method_option(_steps, "mu")
     concentration: float = _clients(
         0.5, "dirichlet, dirichlet_niid, dirichlet_balanced, quantity: small is uneven", low=0, open_ends=True
@@ -288,6 +291,10 @@ class Experiment:
             raise UserError(
                 f"epochs={self.epochs} cannot go with dp_noise: random numbers of steps show who takes part; name one"
             )
+        if self.guard == "on" and self.keep == "rollback":
+            raise UserError("guard=on cannot go with keep=rollback: both undo rounds; take keep=best or last")
+        if self.guard == "on" and self.dp_noise:
+            raise UserError("guard=on cannot go with dp_noise: the noise of the loss would look like trouble")
         if 0 < self.dp_noise < LEAST_NOISE:
             raise UserError(f"dp_noise={self.dp_noise} is out of range; allowed: 0 or >= {LEAST_NOISE}")
         if self.dp_noise and self.aggregate != "mean":

@@ -17,6 +17,7 @@ from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, draw_choice, sample_clients
 from fedveca.errors import UserError, show_value
 from fedveca.runs.folder import to_json
+from fedveca.runs.guard import Guard
 from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
@@ -61,6 +62,7 @@ def federate(
     participation: float = 1.0,
     seed: int = 0,
     rollback: Rollback | None = None,
+    guard: Guard | None = None,
     statistics: RunningStatistics | None = None,
     recent: RecentNorms | None = None,
     steps: StepRule | None = None,
@@ -78,6 +80,7 @@ def federate(
         participation: The share of the clients that take part in each round.
         seed: The seed that draws them.
         rollback: Where given, a round that raises the estimated loss is undone.
+        guard: Where given, it takes a run in trouble back to its best model.
         statistics: The model's running statistics, where it has any; they change from round to round.
         recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
         steps: Where given, it decides the local steps of a round in place of the state's tau; a pure function.
@@ -86,7 +89,8 @@ def federate(
         The state after each round, and the round's record.
 
     Raises:
-        Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite.
+        Diverged: Where no client of a round gave finite numbers, or the averaged model is not finite; with a guard,
+            where this has happened too often.
     """
     recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
@@ -101,31 +105,61 @@ def federate(
         seen |= choice.record
         faults = list({(fault["client"], fault["what"]): fault for fault in (*choice.faults, *report.faults)}.values())
         seen |= {"faults": faults} if faults else {}
+        failed = trouble = ""
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
-            raise Diverged(f"round {k + 1}: no client gave a finite loss and gradient; {advise(recent)}")
+            seen |= {"tau": tau[answered], "tau_k": 0.0}
+            failed = "no client gave a finite loss and gradient"
         else:
             recent.extend([(k, report.norms)] if report.norms else [])
             p = _weigh(cohort, answered)
             mean, change = split_statistics(report.mean)
             after, recorded = method.update(state, answered, p, report._replace(mean=mean))
-            if not bool(torch.isfinite(after.w).all()):
-                raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
+            failed = "" if bool(torch.isfinite(after.w).all()) else "the averaged model is not finite"
             taken = report.each.get("tau", tau[answered]).double()  # by a cohort that cuts a client short, fewer
             seen |= {"tau": taken.long(), "tau_k": p @ taken} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
+            if guard:
+                model = join_model(state, statistics)
+                loss = guard.find_loss(k, state, model) if guard.find_loss else float(p @ report.each["loss"])
+                trouble = guard.judge(k, model, loss)
+                if guard.scale < 1 and not failed and not trouble:
+                    after = method.shorten(state, after, guard.scale)
+                    seen |= {"step_scale": guard.scale}
             if rollback:
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
                 after = after if accepted else after._replace(w=state.w)
                 seen |= {"accepted": accepted}
-            if statistics and change is not None and seen.get("accepted", True):
-                statistics.add(change)
-            state = after
+            if not failed and not trouble:
+                if statistics and change is not None and seen.get("accepted", True):
+                    statistics.add(change)
+                state = after
+        if failed and (guard is None or guard.give_up()):
+            raise Diverged(f"round {k + 1}: {failed}; {advise(recent, guarded=guard is not None)}")
+        if guard and (failed or trouble):
+            state = _go_back(algorithm, cohort, guard, state, statistics)
+            seen |= {"guarded": f"{guard.shorten()}: {failed or trouble}", "accepted": False}
         down, up = _count_bytes(order, report, len(ids), len(answered))
         seen |= {"bytes_down": choice.down + down, "bytes_up": choice.up + up}
         seen["seconds"] = round(time.perf_counter() - start, 6)
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
+
+
+def _go_back(
+    algorithm: Algorithm, cohort: Cohort, guard: Guard, state: HasModel, statistics: RunningStatistics | None
+) -> Any:
+    """The state with which the method starts at the guard's best model; the clients forget what they remember."""
+    size = len(state.w)
+    if statistics:
+        statistics.now = guard.best[size:]
+    cohort.memory.forget()
+    return algorithm.init(guard.best[:size], guard.tau)
+
+
+def join_model(state: HasModel, statistics: RunningStatistics | None) -> Tensor:
+    """[P + S]: w, with the running statistics behind it where the model has any."""
+    return torch.cat([state.w, statistics.now]) if statistics else state.w
 
 
 def compose_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
@@ -197,9 +231,9 @@ def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
     return size / size.sum()
 
 
-def advise(recent: Iterable[tuple[int, Norms]]) -> str:
+def advise(recent: Iterable[tuple[int, Norms]], guarded: bool = False) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
-    most, advice = MARGIN, "a smaller lr usually helps"
+    most, advice = MARGIN, "a smaller lr usually helps" + ("" if guarded else "; or try guard=on")
     for k, (ids, norms) in recent:
         for row in norms.double().cpu():
             clients, row = ids[torch.isfinite(row)], row[torch.isfinite(row)]

@@ -21,7 +21,7 @@ from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build, describe_rows, holds_back
-from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
+from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, make_guard, memory_file
 from fedveca.runs.client_evaluation import ModelEvaluator, drop_evaluation
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import GrowthCheck, Keeper
@@ -99,7 +99,7 @@ def run(
     if progress:
         observers = (*observers, load_plugin("progress")(device))
     built = build(experiment, device, cohort=cohort, **custom)
-    keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics)
+    keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
     environment["probe"] = count_probe_rows(built.experiment)
     if any(map(is_custom, asdict(built.experiment).values())):
@@ -215,7 +215,9 @@ def _run_rounds(
     e, start, diverged = built.experiment, time.perf_counter(), ""
     path = folder.path if folder else None
     evaluator = ModelEvaluator(built, device)
-    checkpointer, growth = Checkpointer(path, built), GrowthCheck(records)
+    checkpointer, growth = Checkpointer(path, built), GrowthCheck(records, keeper.guard is not None)
+    if keeper.guard and evaluator.needs_judges:
+        keeper.guard.find_loss = evaluator.find_training_loss
     rounds = federate(
         built.algorithm,
         built.cohort,
@@ -223,6 +225,7 @@ def _run_rounds(
         e.rounds,
         first=keeper.round,
         rollback=keeper.rollback,
+        guard=keeper.guard,
         participation=e.participation,
         seed=e.seed,
         statistics=keeper.statistics,
@@ -244,6 +247,10 @@ def _run_rounds(
                 if built.account:
                     record["epsilon"] = built.account.spent(keeper.round)
                 growth.judge(record)
+                if "guarded" in record:
+                    log_of_results.warning(
+                        "%s seed %d: round %d: %s", e.method, e.seed, keeper.round, record["guarded"]
+                    )
                 if "warning" in record:
                     log_of_results.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
                 records.append(record)
@@ -259,8 +266,10 @@ def _run_rounds(
                     raise Stopped(_describe_stop(keeper.round, e.rounds, folder.path))
         except Diverged as error:
             diverged = str(error)
+        last_loss = _evaluate_last(built, keeper, evaluator)
+        ended = keeper.end_at_best(last_loss)
         if not evaluator.judges_at_once:
-            keeper.choose(_evaluate_last(built, keeper) if e.keep == "best" else -math.inf)
+            keeper.choose(last_loss if e.keep == "best" and not ended else -math.inf)
         summary: Summary = {
             "experiment": asdict(e),
             "tau_all": sum(sum(record["tau"]) for record in records),
@@ -271,7 +280,12 @@ def _run_rounds(
         }
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
+        if keeper.guard:
+            summary["guarded"] = sum("guarded" in record for record in records) + bool(ended)
         warned = [record["warning"] for record in records if "warning" in record]
+        if ended:
+            warned.append(ended)
+            log_of_results.warning("%s seed %d: %s", e.method, e.seed, ended)
         if not diverged and _learned_nothing(keeper, records):
             warned.append(NOTHING_LEARNED)
             log_of_results.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
@@ -291,7 +305,7 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
     e = built.experiment
     if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
         built.cohort.memory.home = memory_file(out)
-        keeper = Keeper(e.keep, built.state, statistics=built.statistics)
+        keeper = Keeper(e.keep, built.state, statistics=built.statistics, guard=make_guard(built))
         return keeper, f"{out} has no checkpoint yet: it starts again at round 1"
     keeper, note = load_checkpoint(out, built, device)
     if keeper.round > len(former.rounds):
@@ -326,9 +340,13 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
     return drop_evaluation(record, val=e.keep != "best")
 
 
-def _evaluate_last(built: Built, keeper: Keeper) -> float:
-    """F of the last model: under keep=best that of each other one is known from the round after it."""
+def _evaluate_last(built: Built, keeper: Keeper, evaluator: ModelEvaluator) -> float:
+    """F of the last model, where it decides something; that of each other one is known from the round after it."""
     e = built.experiment
+    if keeper.guard and evaluator.needs_judges:
+        return evaluator.find_training_loss(keeper.round, keeper.state, keeper.model)
+    if not keeper.guard and (e.keep != "best" or evaluator.judges_at_once):
+        return -math.inf
     order = compose_order(built.algorithm, keeper.state, keeper.statistics)
     ids = choose_clients(built.cohort, keeper.round, e.participation, e.seed)
     return evaluate_loss(built.cohort, order, keeper.round, ids)

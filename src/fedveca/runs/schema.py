@@ -60,6 +60,8 @@ class Round(Evaluation, total=False):
     tested: list[int]
     faults: list[Fault]
     warning: str
+    guarded: str
+    step_scale: float
     bytes_down: int
     bytes_up: int
     seconds: float
@@ -82,6 +84,7 @@ class Summary(TypedDict, total=False):
     last: ModelResult
     kept: ModelResult
     epsilon: float
+    guarded: int  # how often guard=on returned to the best model
     warnings: list[str]
     stopped: str
 
@@ -152,6 +155,8 @@ SCHEMA = {
         Quantity("candidate_loss", "Loss of the clients asked", "clients", formula="F_i(w_k)", at="start"),
         Quantity("faults", "Faults", "faults"),
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
+        Quantity("guarded", "Guarded", "text", formula="only with guard=on: to which model the run returned, and why"),
+        Quantity("step_scale", "Scale of the server's step", formula="only where guard=on has shortened it"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
         Quantity("tau_k", "Mean local steps", symbol="τ_k", formula="Σ p_i τ_(k,i)"),
         Quantity("lr", "Learning rate", symbol="η", formula="of the round, where a schedule changes it"),

@@ -73,7 +73,8 @@ class Corrected(Algorithm[CorrectedState, CorrectedWalk]):
         if state.k > 0:
             beta, spread = report.each["beta"].double(), report.each["spread"].double()
             delta = estimate_delta(spread, state.grad_last)
-            log_A = average_log_A(log_A, ids, estimate_A(beta, delta, state.tau[ids], self.lr), self.smooth)
+            took = torch.minimum(state.tau[ids], report.each["tau"])  # fewer where a client was cut short
+            log_A = average_log_A(log_A, ids, estimate_A(beta, delta, took, self.lr), self.smooth)
             A = torch.exp(log_A[ids])
             steps = control(A, self.alpha, self.tau_max, self.distrust).double()
             steps = steps * p * len(p) if self.by_rows else steps

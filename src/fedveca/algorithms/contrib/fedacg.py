@@ -38,6 +38,9 @@ class FedACG(Algorithm[FedACGState, NoCarry]):
         m = self.acg_lambda * state.m + report.mean["moved"]
         return state._replace(w=state.w + m, m=m), {}
 
+    def shorten(self, before: FedACGState, after: FedACGState, scale: float) -> FedACGState:
+        return super().shorten(before, after, scale)._replace(m=scale * after.m)  # w_(k+1) - w_k stays m_(k+1)
+
     def direction(self, order: Order, s: NoCarry, w: Tensor, g: Tensor) -> Tensor:
         return g + self.acg_beta * (w - order.w)
 

@@ -26,6 +26,7 @@ class Scaffnew(Algorithm[ServerState, Tensor]):
 
     lr: float
     needs_everyone: ClassVar[bool] = True
+    needs_whole_step: ClassVar[bool] = True  # sum_i p_i h_i = 0 only where w_(k+1) is the mean of the w_i
 
     def update(self, state: ServerState, ids: Tensor, p: Tensor, report: Report) -> tuple[ServerState, Named]:
         tau_k = 1 / float(p @ report.each["tau"].reciprocal())  # with it the rises of the h_i cancel

@@ -125,6 +125,7 @@ class RayCohort:
         self._collected = torch.full_like(self.sizes, -1)  # [N] the turn after which each client's row was collected
         self._number, self._restored = -1, False
         self._width = 1  # floats that a client remembers
+        self._resets = 0  # how often the workers have forgotten all
 
     @property
     def memory(self) -> ClientMemory:
@@ -165,6 +166,10 @@ class RayCohort:
         """Gives the workers what the clients of a run that is resumed remember, before the first call."""
         memory = make_new_memory(self.algorithm, order, self.options.get("local_statistics", False))
         self._width = sum(v.shape[-1] for v in memory.values())
+        if self._memory.resets != self._resets:
+            self._resets = self._memory.resets
+            for worker in self.workers:
+                worker.forget.remote()
         for j in () if self._restored else range(self.count):
             self._restore(j)
         self._restored = True

@@ -154,5 +154,8 @@ class Worker:
         known = clients[memory.has_row(clients)]
         return known.numpy(), to_arrays(memory.recall(known))
 
+    def forget(self) -> None:
+        self.local.memory.forget()
+
     def remember(self, ids: NumpyArray, rows: NamedArrays) -> None:
         self.local.memory.remember(torch.tensor(ids), to_tensors(rows, self.local.device))
