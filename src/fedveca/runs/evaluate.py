@@ -14,7 +14,7 @@ from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise, join_model
 from fedveca.runs.folder import to_json
-from fedveca.runs.guard import GROWTH, Guard
+from fedveca.runs.guard import END_LOST, GROWTH, Guard
 from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -155,12 +155,12 @@ class Keeper:
             self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
 
     def end_at_best(self, last_loss: float) -> str:
-        """Where the last model is in trouble, the guard's best one takes its place; a sentence says so."""
-        if not self.guard or not self.guard.is_trouble(last_loss):
+        """Where the last model is clearly worse, the guard's best one takes its place; a sentence says so."""
+        if not self.guard or not self.guard.has_lost(last_loss, END_LOST):
             return ""
         self.model, self.round = self.guard.best, self.guard.numbers.best_round
         return (
-            f"the training loss of the last model is {last_loss:.4g}, far above the lowest "
+            f"the training loss of the last model is {last_loss:.4g}, above the lowest "
             f"({self.guard.numbers.lowest:.4g}), so the model after round {self.round} takes its place"
         )
 

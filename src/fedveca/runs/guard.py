@@ -1,4 +1,4 @@
-"""The guard of a run (`guard=on`): where training goes really wrong it goes back to the best model, with shorter steps."""
+"""The guard of a run (`guard=on`): where training goes wrong, back to the best model, and shorter server steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 GROWTH = 10.0  # times the loss of the start: so much is divergence
 LOST = 0.5  # share of what the loss has fallen by so far: a model that has lost more of it is in trouble
+END_LOST = 0.05  # the same of the last model: what a run returns needs no second chance
 PATIENCE = 3  # rounds in a row in trouble, before the guard acts; beyond GROWTH it acts at once
 SHORTER = 0.5  # the server's step after going back, relative to the one before
 LONGER = math.sqrt(2)  # and after a time without trouble
 SHORTEST = 2.0**-20
 CALM = 10  # rounds of that time after the first return; it doubles with each further one
-MOST_FAILURES = 10  # rounds without a finite model since the loss was last at its lowest
+MOST_FAILURES = 10  # rounds without a finite model since the lowest loss last fell
+PROGRESS = 1e-4  # by what share of it, at least: the loss of the same model may differ in its last digits
 
 FindLoss = Callable[
     [int, Any, Tensor], float
@@ -32,17 +34,17 @@ class GuardNumbers(NamedTuple):
     above: int = 0  # rounds in a row in trouble
     calm: int = 0  # rounds without trouble since the step was last changed
     returns: int = 0  # how often it went back
-    failures: int = 0  # rounds without a finite model since the loss was last at its lowest
+    failures: int = 0  # rounds without a finite model since the lowest loss last fell
     scale: float = 1.0  # of the server's step
 
 
 class Guard:
     """Judges every w_k by its training loss F(w_k), which the clients report in round k.
 
-    Overshoot is left alone: methods often train best at the edge of stability. Trouble is a loss above that of the start,
-    or one that has lost more than half of what was gained, in three rounds in a row; at once, a loss of ten times that of
-    the start, or a round without a finite model. Then the run goes back to the model with the lowest loss, and the server
-    takes steps of half the length. After a while without trouble they grow again.
+    Overshoot is left alone: methods often train best at the edge of stability. Trouble is a loss above that of the
+    start, or one that has lost more than half of what was gained, in three rounds in a row; at once, a loss of ten
+    times that of the start, or a round without a finite model. Then the run goes back to the model with the lowest
+    loss, and the server takes steps of half the length. After a while without trouble they grow again.
 
     Only the model is taken back. Everything else that method and clients carry over (SCAFFOLD's c and c_i, momentum,
     moments, estimates, the adapted tau) starts anew, as in round 1: what they are now belongs to the model that went
@@ -65,21 +67,22 @@ class Guard:
     def scale(self) -> float:
         return self.numbers.scale
 
-    def is_trouble(self, loss: float) -> bool:
-        """Whether a model with this loss has lost more than half of what was gained; so has one above the start."""
+    def has_lost(self, loss: float, share: float) -> bool:
+        """Whether a model with this loss has lost more than a share of what was gained; so has one above the start."""
         start, lowest = self.numbers.start, self.numbers.lowest
-        return not loss <= lowest + LOST * max(0.0, start - lowest)
+        return not loss <= lowest + share * max(0.0, start - lowest)
 
     def judge(self, k: int, model: Tensor, loss: float) -> str:
         """What is wrong with w_k, so that the run must go back; empty where it may continue."""
         n = self.numbers
         if math.isnan(n.start) and math.isfinite(loss):
             n = n._replace(start=loss)
-        if loss <= n.lowest and math.isfinite(loss):
+        if loss < n.lowest:
+            better = loss < n.lowest - PROGRESS * abs(loss)
             self.best = model
-            n = n._replace(lowest=loss, best_round=k, failures=0)
+            n = n._replace(lowest=loss, best_round=k, failures=0 if better else n.failures)
         self.numbers = n
-        if not self.is_trouble(loss):
+        if not self.has_lost(loss, LOST):
             self._count_calm()
             return ""
         self.numbers = n._replace(above=n.above + 1, calm=0)

@@ -1,0 +1,1 @@
+"""What guard=on does where training diverges, and where it does not."""
