@@ -118,6 +118,18 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
 
 
 @pytest.mark.usefixtures("cores")
+def test_a_guarded_run_on_ray_is_the_local_engines() -> None:
+    """After a return the workers' clients have forgotten their c_i, as they have in this process."""
+    e = replace(MLP, model="svm", method="scaffold", lr=0.5, tau_0=8, rounds=6, guard="on")
+    local, spread = run(replace(e, engine="local"), device="cpu"), run(e, device="cpu")
+    back = [record.get("guarded", "").split(":")[0] for record in local.rounds]
+    assert [record.get("guarded", "").split(":")[0] for record in spread.rounds] == back
+    assert sum(map(bool, back)) >= 2
+    for name, v in local.model.items():
+        assert float((spread.model[name] - v).abs().max()) < 1e-5
+
+
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     ("network", "words"),
     [

@@ -405,3 +405,35 @@ def test_the_vendored_script_is_the_one_that_its_readme_names() -> None:
     version = re.findall(r"version ([\d.]+),", readme)[0]
     assert f"plotly.js (cartesian - minified) v{version}" in plotly_script()[:100]
     assert "MIT License" in (files / "plotly.LICENSE.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("method", "keep"), [("fedavg", "best"), ("corrected", "best"), ("fedavg", "last")])
+def test_a_run_that_diverges_says_so_on_screen_in_the_record_and_in_the_report(
+    method: str, keep: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Within three rounds of the first model whose loss is above ten times that of the first one."""
+    out = tmp_path / "run"
+    words_of_run = ["model=svm", "partition=iid", "batch=8", "lr=1", "rounds=8", f"method={method}", f"keep={keep}"]
+    main(["run", *words_of_run, "--out", str(out), "--device", "cpu"])
+    rounds = Run.open(out).rounds
+    name = "train_loss" if keep == "best" else "test_loss"
+    losses = [record[name] for record in rounds]  # type: ignore[literal-required]
+    at = 0 if keep == "best" else 1  # the training loss is that of the model before the round
+    first = next(k for k, loss in enumerate(losses) if loss is None or loss > 10 * losses[0])
+    warned = next(k for k, record in enumerate(rounds) if "warning" in record)
+    assert warned - (first - 1 + at) <= 3
+    sentence = rounds[warned]["warning"]
+    assert sentence.endswith(("guard=on", "aggregate=clip or a smaller lr may help"))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert sentence in shown
+    assert sentence in words(reported(out))
+
+
+def test_a_report_says_what_the_guard_did(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words_of_run = ["model=svm", "partition=iid", "batch=8", "lr=1", "rounds=8", "method=fedavg", "guard=on"]
+    main(["run", *words_of_run, "--out", str(out), "--device", "cpu", "--quiet"])
+    back = [record["round"] + 1 for record in Run.open(out).rounds if "guarded" in record]
+    times = "once" if len(back) == 1 else f"{len(back)} times"
+    said = f"FedAvg, seed 0: the guard returned to the best model {times}, first in round {back[0]}"
+    assert said in words(reported(out))

@@ -157,6 +157,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         question=text.ask_question(curves),
         answer=give_answer(comparison),
         unequal=bool(comparison.budgets),
+        warnings=text.list_warnings(curves),
         results=make_result_table(comparison),
         notes=explain_table(comparison),
         costs=make_cost_table(comparison),

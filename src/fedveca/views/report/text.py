@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from fedveca.runs.experiment import Experiment
+from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity, format_value
 from fedveca.views.comparison import find_budget_setter
 from fedveca.views.series import Band, Curve, HeatMap
@@ -36,6 +37,7 @@ PARTITION_SETTINGS = (
 MODEL_TITLES = {"svm": "squared SVM", "cnn": "CNN", "mlp": "MLP"}
 CASES = {"case1": "Case 1", "case2": "Case 2", "case3": "Case 3", "dirichlet": "Dirichlet({concentration:g})"}
 MOST_LABELS = 7  # in one sentence; the table has them all
+MOST_WARNINGS = 12  # of one section
 DATA_TITLES = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
@@ -55,6 +57,24 @@ def make_heading(curves: Sequence[Curve]) -> str:
     where = f", {e.clients} clients, {_describe_rule(CASES, e, e.partition)}" if same else ""
     many = f"{len(curves)} {'methods' if len(methods) == len(curves) else 'settings'} compared"
     return f"{name_task(curves)}{where}: {curves[0].label if len(curves) == 1 else many}"
+
+
+def list_warnings(curves: Sequence[Curve]) -> list[str]:
+    """What went wrong in the runs of a section: losses that grew, what the guard did, and runs that ended early."""
+    found = [f"{c.label}, seed {run.experiment.seed}: {text}" for c in curves for run in c.runs for text in _warn(run)]
+    more = len(found) - MOST_WARNINGS
+    return [*found[:MOST_WARNINGS], f"{more} more are in the run folders"] if more > 0 else found
+
+
+def _warn(run: Run) -> list[str]:
+    """Of one run, which need not have ended."""
+    recorded = [record["warning"] for record in run.rounds if "warning" in record]
+    texts = run.summary.get("warnings", recorded)
+    guarded = [record["round"] + 1 for record in run.rounds if "guarded" in record]
+    if guarded:
+        times = "once" if len(guarded) == 1 else f"{len(guarded)} times"
+        texts = [f"the guard returned to the best model {times}, first in round {guarded[0]}", *texts]
+    return [*texts, f"stopped: {run.summary['stopped']}"] if "stopped" in run.summary else texts
 
 
 def ask_question(curves: Sequence[Curve]) -> str:
