@@ -4,7 +4,7 @@
     python -m studies.guard --out docs/results/guard.json --table
 
 The tasks are in tasks.toml. Every method runs at every rate with guard=off and guard=on, on seeds 411 to 413; the rules
-of the guard were chosen on seeds 401 and 402 (`--choose`). Methods that do not choose their local steps take 10 of them.
+of the guard were chosen on seeds 401 and 402 (`--choose`). Methods that do not choose their local steps take 10.
 What is in --out already is not repeated.
 """
 

@@ -182,7 +182,7 @@ class Algorithm(ABC, Generic[State, Carry]):
         A method whose state has a step in it, such as a momentum from which the next round starts, shortens that too.
         """
         w = torch.lerp(before.w, after.w, scale)
-        return cast(State, cast(Any, after)._replace(w=w))
+        return after._replace(w=w)  # type: ignore[attr-defined, no-any-return]
 
     # one client
 

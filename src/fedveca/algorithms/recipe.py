@@ -123,9 +123,10 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         w, moments = self.server.step(inner.w, after.w - inner.w, moments)
         return type(state)(*after._replace(w=w), *moments), seen
 
-    def shorten(self, before: Any, after: Any, scale: float) -> Any:
+    def shorten(self, before: HasModel, after: HasModel, scale: float) -> HasModel:
         inner, moments = self._split(after)
-        return type(after)(*self.algorithm.shorten(self._split(before)[0], inner, scale), *moments)
+        short = self.algorithm.shorten(self._split(before)[0], inner, scale)
+        return type(after)(*short, *moments)
 
     def _split(self, state: Any) -> tuple[Any, tuple[Tensor, ...]]:
         """The method's state, and the server optimiser's moments."""

@@ -25,7 +25,7 @@ from fedveca.runs.evaluate import Keeper
 from fedveca.runs.experiment import Experiment, upgrade_settings
 from fedveca.runs.files import find_inside, read_inside, write_atomic, write_draft
 from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
-from fedveca.runs.guard import Guard, restore_numbers
+from fedveca.runs.guard import TrainingGuard, restore_numbers
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -242,11 +242,11 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     )
 
 
-def make_guard(built: Built) -> Guard | None:
+def make_guard(built: Built) -> TrainingGuard | None:
     """The guard of a run that starts, where its settings ask for one."""
     if built.experiment.guard == "off":
         return None
-    return Guard(torch.cat([built.state.w, built.statistics]), built.state.tau)
+    return TrainingGuard(torch.cat([built.state.w, built.statistics]), built.state.tau)
 
 
 def _bound_steps(built: Built) -> tuple[int, int]:

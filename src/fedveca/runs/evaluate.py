@@ -14,7 +14,7 @@ from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise, join_model
 from fedveca.runs.folder import to_json
-from fedveca.runs.guard import END_LOST, GROWTH, Guard
+from fedveca.runs.guard import END_LOST, GROWTH, TrainingGuard
 from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -124,7 +124,7 @@ class Keeper:
         kept_round: int = 0,
         kept_loss: float = math.inf,
         lowest: float = math.inf,
-        guard: Guard | None = None,
+        guard: TrainingGuard | None = None,
     ) -> None:
         self.keep, self.state, self.round = keep, state, round
         self.statistics = RunningStatistics(statistics) if statistics is not None and len(statistics) else None

@@ -17,7 +17,7 @@ from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, draw_choice, sample_clients
 from fedveca.errors import UserError, show_value
 from fedveca.runs.folder import to_json
-from fedveca.runs.guard import Guard
+from fedveca.runs.guard import TrainingGuard
 from fedveca.runs.schema import Round
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
@@ -62,7 +62,7 @@ def federate(
     participation: float = 1.0,
     seed: int = 0,
     rollback: Rollback | None = None,
-    guard: Guard | None = None,
+    guard: TrainingGuard | None = None,
     statistics: RunningStatistics | None = None,
     recent: RecentNorms | None = None,
     steps: StepRule | None = None,
@@ -147,14 +147,15 @@ def federate(
 
 
 def _go_back(
-    algorithm: Algorithm, cohort: Cohort, guard: Guard, state: HasModel, statistics: RunningStatistics | None
-) -> Any:
+    algorithm: Algorithm, cohort: Cohort, guard: TrainingGuard, state: HasModel, statistics: RunningStatistics | None
+) -> HasModel:
     """The state with which the method starts at the guard's best model; the clients forget what they remember."""
     size = len(state.w)
     if statistics:
         statistics.now = guard.best[size:]
     cohort.memory.forget()
-    return algorithm.init(guard.best[:size], guard.tau)
+    fresh: HasModel = algorithm.init(guard.best[:size], guard.tau)
+    return fresh
 
 
 def join_model(state: HasModel, statistics: RunningStatistics | None) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedveca.algorithms.contract import HasModel
 
 GROWTH = 10.0  # times the loss of the start: so much is divergence
 LOST = 0.5  # share of what the loss has fallen by so far: a model that has lost more of it is in trouble
@@ -21,7 +23,7 @@ MOST_FAILURES = 10  # rounds without a finite model since the lowest loss last f
 PROGRESS = 1e-4  # by what share of it, at least: the loss of the same model may differ in its last digits
 
 FindLoss = Callable[
-    [int, Any, Tensor], float
+    [int, HasModel, Tensor], float
 ]  # (round k, state, model [P + S]) -> F(w_k) on the same clients each time
 
 
@@ -38,7 +40,7 @@ class GuardNumbers(NamedTuple):
     scale: float = 1.0  # of the server's step
 
 
-class Guard:
+class TrainingGuard:
     """Judges every w_k by its training loss F(w_k), which the clients report in round k.
 
     Overshoot is left alone: methods often train best at the edge of stability. Trouble is a loss above that of the
@@ -121,4 +123,4 @@ def restore_numbers(stored: Tensor) -> GuardNumbers | None:
     counts = (best_round, above, calm, returns, failures)
     if not all(0 <= number < 2**31 and number == int(number) for number in counts) or not 0 < scale <= 1:
         return None
-    return GuardNumbers(start, lowest, *map(int, counts), scale)
+    return GuardNumbers(start, lowest, int(best_round), int(above), int(calm), int(returns), int(failures), scale)

@@ -20,10 +20,10 @@ from fedveca.algorithms.optimizers import ServerOptimizer
 from fedveca.algorithms.recipe import Recipe
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import LAST, load_checkpoint
+from fedveca.runs.checkpoint import load_checkpoint
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import Run
-from fedveca.runs.guard import CALM, MOST_FAILURES, Guard, GuardNumbers, restore_numbers
+from fedveca.runs.folder import LAST, Run
+from fedveca.runs.guard import CALM, MOST_FAILURES, GuardNumbers, TrainingGuard, restore_numbers
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.run import resume, run
 
@@ -33,7 +33,7 @@ OVERSHOOTS = replace(WILD, method="corrected", lr=0.1)  # its loss falls, and ri
 ZERO = torch.zeros(2)
 
 
-def play(guard: Guard, losses: list[float]) -> list[str]:
+def play(guard: TrainingGuard, losses: list[float]) -> list[str]:
     return [guard.judge(k, torch.full((2,), float(k)), loss) for k, loss in enumerate(losses)]
 
 
@@ -46,13 +46,13 @@ def run_quietly(e: Experiment, **more: Any) -> Run:
 
 def test_overshoot_is_left_alone() -> None:
     """Above the start for two rounds, or less than half of the gain lost for many: nothing happens."""
-    guard = Guard(ZERO, torch.ones(1))
+    guard = TrainingGuard(ZERO, torch.ones(1))
     assert play(guard, [2.0, 3.0, 4.0, 1.0, 1.4, 1.5, 1.5, 1.5, 0.9]) == [""] * 9
     assert (guard.numbers.lowest, guard.numbers.best_round, guard.best.tolist()) == (0.9, 8, [8, 8])
 
 
 def test_three_rounds_in_a_row_are_trouble() -> None:
-    guard = Guard(ZERO, torch.ones(1))
+    guard = TrainingGuard(ZERO, torch.ones(1))
     said = play(guard, [2.0, 1.0, 1.6, 1.6, 1.7])
     assert said[:4] == [""] * 4
     assert said[4] == "the training loss was 1.7, for 3 rounds far above the lowest (1)"
@@ -62,13 +62,13 @@ def test_three_rounds_in_a_row_are_trouble() -> None:
 
 @pytest.mark.parametrize("loss", [20.1, math.inf, math.nan])
 def test_ten_times_the_start_is_trouble_at_once(loss: float) -> None:
-    guard = Guard(ZERO, torch.ones(1))
+    guard = TrainingGuard(ZERO, torch.ones(1))
     assert play(guard, [2.0, loss])[1].startswith(f"the training loss was {loss:.4g}, more than 10 times that of the")
     assert guard.shorten().startswith("back to the initial model, ")
 
 
 def test_the_step_grows_again_after_a_time_that_doubles() -> None:
-    guard = Guard(ZERO, torch.ones(1))
+    guard = TrainingGuard(ZERO, torch.ones(1))
     play(guard, [2.0])
     guard.shorten()
     scales = []
@@ -102,8 +102,9 @@ def test_a_shorter_step_by_hand() -> None:
     recipe = Recipe(acg, server=ServerOptimizer("momentum"))
     first = recipe.init(torch.zeros(2), torch.tensor([3]))
     moved = first._replace(w=torch.ones(2), m=torch.ones(2), server_first=torch.ones(2))
-    short = recipe.shorten(first, moved, 0.5)
-    assert (short.w.tolist(), short.m.tolist(), short.server_first.tolist()) == ([0.5, 0.5], [0.5, 0.5], [1, 1])
+    named = recipe.shorten(first, moved, 0.5)._asdict()
+    halves = [0.5, 0.5]
+    assert [named[name].tolist() for name in ("w", "m", "server_first")] == [halves, halves, [1, 1]]
 
 
 # runs
@@ -251,7 +252,7 @@ def test_running_statistics_go_back_with_the_model() -> None:
     from fedveca.runs.federate import RunningStatistics, _go_back
 
     algorithm, built = FedAvg(0.1), build(Experiment(model="svm", clients=2, batch=8))
-    guard = Guard(torch.tensor([1.0, 2.0, 7.0]), torch.tensor([4, 4]))
+    guard = TrainingGuard(torch.tensor([1.0, 2.0, 7.0]), torch.tensor([4, 4]))
     statistics = RunningStatistics(torch.tensor([9.0]))
     state = _go_back(algorithm, built.cohort, guard, ServerState(torch.zeros(2), torch.tensor([1, 1])), statistics)
     assert (state.w.tolist(), state.tau.tolist(), statistics.now.tolist()) == ([1, 2], [4, 4], [7])

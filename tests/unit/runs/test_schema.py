@@ -45,6 +45,7 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
+    "guard": (replace(SMALL, method="fedavg", lr=1.0, rounds=8, guard="on"), {}),
     "choice": (replace(SMALL, participation=0.4), {"method": HighestLoss(0.05)}),
     "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
     "classes": (replace(SMALL, model="mlp", metric="f1,balanced_accuracy,precision,recall,top5,confusion"), {}),
