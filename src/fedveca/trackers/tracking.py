@@ -21,7 +21,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_object, write_atomic
 from fedveca.runs.folder import Run, guard_writing
 from fedveca.runs.observers import Observer
-from fedveca.runs.schema import SCHEMA, Round, is_number
+from fedveca.runs.schema import Round, describe_quantity, is_number
 from fedveca.trackers.backends import BACKENDS, Tracker, Values
 
 CLIENTS = 20  # up to so many, each client's numbers have a name of their own
@@ -140,9 +140,9 @@ def to_values(record: Round, clients: int) -> Values:
     """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest."""
     numbers: dict[str, float] = {}
     many: dict[str, list[float]] = {}
-    ids = record.get("ids", [])
     for name, value in record.items():
-        kind = SCHEMA[name].kind if name in SCHEMA else "number"
+        kind = describe_quantity(name).kind
+        ids = record.get("tested" if kind == "per tested client" else "ids", [])
         if name in ("round", "ids"):
             continue
         if kind in ("clients", "faults") and isinstance(value, list | dict):
