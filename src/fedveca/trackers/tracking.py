@@ -137,13 +137,16 @@ def list_names(track: str) -> list[str]:
 
 
 def to_values(record: Round, clients: int) -> Values:
-    """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest."""
+    """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest.
+
+    Values of the clients that tested the model are left to their aggregates, such as `clients_accuracy_worst`.
+    """
     numbers: dict[str, float] = {}
     many: dict[str, list[float]] = {}
+    ids = record.get("ids", [])
     for name, value in record.items():
         kind = describe_quantity(name).kind
-        ids = record.get("tested" if kind == "per tested client" else "ids", [])
-        if name in ("round", "ids"):
+        if name in ("round", "ids", "tested") or kind in ("per tested client", "table"):
             continue
         if kind in ("clients", "faults") and isinstance(value, list | dict):
             numbers[name] = len(value)

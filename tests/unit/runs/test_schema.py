@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from fedveca import Experiment, from_arrays, run
-from fedveca.algorithms.contract import Fault
+from fedveca import Experiment, FedAvg, from_arrays, run
+from fedveca.algorithms.contract import AskLoss, Fault, ServerState
 from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
@@ -26,6 +28,14 @@ def model_for(method: str) -> str:
     return "logistic" if methods()[method].algorithm.has_loss else "svm"
 
 
+@dataclass(frozen=True)
+class HighestLoss(FedAvg):
+    chooses: ClassVar[bool] = True
+
+    def choose(self, state: ServerState, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return ask(torch.arange(len(p))).topk(m).indices
+
+
 SMALL = Experiment(model="svm", rounds=3, batch=8, lr=0.05, tau_0=3)
 REGRESSION = from_arrays(np.eye(40, 4), np.arange(40.0))
 RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
@@ -35,6 +45,7 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
+    "choice": (replace(SMALL, participation=0.4), {"method": HighestLoss(0.05)}),
     "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
     "classes": (replace(SMALL, model="mlp", metric="f1,balanced_accuracy,precision,recall,top5,confusion"), {}),
     "two classes": (replace(SMALL, model="svm", metric="auc,perplexity"), {}),
@@ -55,6 +66,8 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
+    if quantity.name == "candidate_loss":
+        assert len(value) == len(record["candidates"])
     if quantity.kind == "table":
         assert len({len(value), *(len(row) for row in value)}) == 1
         value = [v for row in value for v in row]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.errors import UserError
+from fedveca.models import to_group_norm
 from fedveca.runs.experiment import Experiment
 from fedveca.tasks.metrics import (
     METRICS,
@@ -238,6 +239,19 @@ def test_sums_over_blocks_are_those_of_two_columns() -> None:
 def test_no_rows_at_all() -> None:
     found = close_counts((METRICS["accuracy"], METRICS["absolute_error"]), [])
     assert math.isnan(found["loss"])  # type: ignore[arg-type]
+
+
+def test_without_running_statistics_the_block_would_decide_the_accuracy() -> None:
+    """So such a model is rejected, and the module that the sentence names gives the same values for any block."""
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    module = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 3))
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    with pytest.raises(UserError, match=r"^the model \(Sequential\): 1 has no running statistics .*to_group_norm$"):
+        model("custom", (4,), 3, custom=module)
+    problem = model("custom", (4,), 3, custom=to_group_norm(module))
+    found = [evaluate_rows(problem, problem.init(), zip(x.split(n), y.split(n), strict=True)) for n in (1, 7, 60)]
+    assert [each["accuracy"] for each in found] == pytest.approx([found[0]["accuracy"]] * 3)
+    assert [each["loss"] for each in found] == pytest.approx([found[0]["loss"]] * 3, rel=1e-5)
 
 
 # the SVM: even labels are class 0, odd ones class 1

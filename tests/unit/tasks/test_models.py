@@ -281,7 +281,10 @@ def test_a_users_factory_beside_the_command(own: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("untracked", r"1 has no running statistics \(track_running_stats=False\), .*use nn.GroupNorm$"),
+        (
+            "untracked",
+            r"1 has no running statistics \(track_running_stats=False\), .*fedveca.models.to_group_norm$",
+        ),
         ("narrow", r"gives scores \[2, 3\] for 2 rows; 10 classes need \[2, 10\]$"),
         ("scalar", r"gives scores \[20\] for 2 rows"),
         ("misfit", r"does not fit rows of shape \[1, 8, 8\]: mat1 and mat2 shapes"),

@@ -594,7 +594,7 @@ REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "untracked": (
         lambda: flat(nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 10)),
         {},
-        r"1 has no running statistics \(track_running_stats=False\), .*; leave that argument out, or use nn.GroupNorm$",
+        r"1 has no running statistics \(track_.*=False\), .*; leave that argument out, or .*models.to_group_norm$",
     ),
     "float64": (lambda: flat(nn.Linear(64, 10)).double(), {}, r"1.weight is torch.float64; what is trained is float32"),
     "counter": (

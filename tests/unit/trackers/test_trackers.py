@@ -430,10 +430,3 @@ def test_values_of_a_line() -> None:
     assert numbers == {"tau/client_0": 3, "tau/client_4": 5, "left_out": 1, "accepted": 0}
     assert to_values(line, 99).many == {"tau": [3, 5]}
     assert torch.tensor(to_values(line, 99).numbers["tau/mean"]) == 4
-
-
-def test_the_values_of_clients_that_test_carry_their_numbers() -> None:
-    """Lists of an evaluation run over `tested`, not over the clients of the round, however long both are."""
-    line: Any = {"round": 0, "ids": [0, 1], "tau": [3, 5], "tested": [2, 7], "client_test_loss": [0.5, None]}
-    numbers = to_values(line, 9).numbers
-    assert numbers == {"tau/client_0": 3.0, "tau/client_1": 5.0, "tested": 2.0, "client_test_loss/client_2": 0.5}
