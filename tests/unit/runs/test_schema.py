@@ -66,7 +66,7 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
-    if quantity.name == "candidate_loss":
+    if quantity.kind == "per candidate":
         assert len(value) == len(record["candidates"])
     if quantity.kind == "table":
         assert len({len(value), *(len(row) for row in value)}) == 1
