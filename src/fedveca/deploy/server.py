@@ -85,6 +85,7 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
 
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.build import choose_sample, cohort_options, make_method, make_problem
+    from fedveca.tasks.module_problem import ModuleProblem
 
     check_deployable(e)
     options = cohort_options(e)
@@ -106,6 +107,7 @@ def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], N
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
         statistics=problem.statistics,
+        variances=problem.find_variances() if isinstance(problem, ModuleProblem) else None,
         say=say,
         nodes=_read_nodes(),
     )

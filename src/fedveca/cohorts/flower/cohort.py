@@ -27,7 +27,7 @@ from fedveca.cohorts.flower.messages import (
     quote_names,
     read_answer,
 )
-from fedveca.cohorts.flower.wire import DTYPES, narrow
+from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -74,6 +74,7 @@ class FlowerCohort:
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
         statistics: int = 0,
+        variances: Tensor | None = None,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,
     ) -> None:
@@ -91,6 +92,7 @@ class FlowerCohort:
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
             statistics: Numbers of the model's running statistics S.
+            variances: Which of them are variances, [S] of bool: an answer that makes one negative is rejected.
             say: Reports who connects and which rounds are void.
             nodes: Client -> the node with that client's key, if keys are bound.
 
@@ -105,7 +107,7 @@ class FlowerCohort:
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
         self._names = _find_names(algorithm, want_loss, want_loss_after, statistics > 0)
-        self._statistics = statistics
+        self._statistics, self._variances = statistics, variances
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
         self._known: dict[int, int] = {}  # client -> its rows
@@ -149,7 +151,7 @@ class FlowerCohort:
             if i not in sent:
                 continue
             try:
-                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], len(order.w), deadline)
+                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], order, deadline)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
@@ -196,7 +198,7 @@ class FlowerCohort:
         return pending
 
     def _wait_for_answer(
-        self, i: int, sent: PendingOrder, tau: int, size: int, deadline: float
+        self, i: int, sent: PendingOrder, tau: int, order: Order, deadline: float
     ) -> tuple[dict[str, float], Named]:
         """Numbers and vectors of one client, checked; InvalidAnswer where there are none until the deadline."""
         while not (replies := list(self.grid.pull_messages([sent.message]))):
@@ -211,16 +213,24 @@ class FlowerCohort:
             raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *vectors])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
-        positive = {
-            *self.algorithm.nonnegative,
-            *LOSS_NUMBERS,
-        }  # a node minimises a loss of this package, so it is known
-        return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
-            name: torch.from_numpy(
-                check_vector(array, self._statistics if name == STATISTICS else size, self.wire, name)
-            )
-            for name, array in arrays.items()
-        }
+        # a node minimises a loss of this package, so it is known
+        positive = {*self.algorithm.nonnegative, *LOSS_NUMBERS}
+        checked = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
+        sizes = dict.fromkeys(arrays, len(order.w)) | {STATISTICS: self._statistics}
+        found: Named = {}
+        for name, array in arrays.items():
+            found[name] = torch.from_numpy(check_vector(array, sizes[name], self.wire, name))
+        if self._variances is not None and STATISTICS in found:
+            self._check_variances(order.aux[STATISTICS], found[STATISTICS])
+        return checked, found
+
+    def _check_variances(self, shared: Tensor, change: Tensor) -> None:
+        """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
+        before = shared.detach().cpu().double()[self._variances]
+        after = before + change.double()[self._variances]
+        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
+        if len(after) and bool((after < -rounding).any()):
+            raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
 
     def _wait_for_clients(self, clients: int) -> Tensor:
         """[N] the rows of every client: each is waited for once, at the start."""

@@ -19,7 +19,13 @@ from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
+from fedveca.cohorts.client_memory import (
+    MEMORY_BYTES,
+    ClientMemory,
+    make_new_memory,
+    reject_statistics,
+    split_statistics,
+)
 from fedveca.cohorts.contract import Send
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import make_client_rows
@@ -255,6 +261,7 @@ class LocalCohort:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
                 w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
+        reject_statistics({**vectors, **memory}, "finish")
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})
