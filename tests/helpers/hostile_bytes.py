@@ -48,7 +48,8 @@ from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
-from fedveca.views.board.app import BoardApi, Query
+from fedveca.views.board.app import BoardApi
+from fedveca.views.board.query import Query
 from fedveca.views.board.tail import BOARD_AXES
 from fedveca.views.report import report
 from fedveca.views.series import group_curves, group_sections
@@ -317,6 +318,7 @@ def read_board(case: dict[str, bytes], folder: Path) -> None:
     said = [board.list_runs(Query([])), board.describe_run(Query(mine)), board.read_log(Query(mine))]
     said += [board.read_curves(Query([*mine, *names, ("x", axis)])) for axis in BOARD_AXES]
     said += [board.read_heat_map(Query([*mine, ("name", name)])) for name in ("tau", "A", "test_loss")]
+    said += [board.read_clients(Query([*mine, ("name", name)])) for name in ("client_test_accuracy", "tau")]
     json.dumps(said, allow_nan=False)
 
 

@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, start_client
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.aggregate import LOSS_NUMBERS
 from fedveca.cohorts.client_memory import PersistentMemory
-from fedveca.cohorts.contract import Cohort, Send
+from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart, Send
 from fedveca.cohorts.faults import Faults
 from fedveca.errors import UserError
 
@@ -92,6 +92,9 @@ class PrivateCohort:
         mean = self.privacy.add_noise(k, report.mean, len(who)) if len(who) else {}
         losses = {name: mean.pop(name).double().cpu().expand(len(who)) for name in LOSS_NUMBERS if name in mean}
         return who, report._replace(mean=mean, each=report.each | losses, norms=None)  # norms have no noise
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        raise UserError("what each client evaluates gets no noise, so it cannot go with dp_noise")
 
 
 class Account:
@@ -205,7 +208,7 @@ def make_privacy(
     Returns:
         The rule for the clients and the server, and the account of its epsilon.
     """
-    s = algorithm.start(order, algorithm.memory(order.w), order.w)
+    s = start_client(algorithm, order, algorithm.memory(order.w), order.w, torch.ones(1, device=order.w.device))
     numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
     unit = {"dc": 1 / float(tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
     equal = bool((tau == tau[0]).all())  # tau_k then shows nothing of who was sampled

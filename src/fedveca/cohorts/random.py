@@ -23,6 +23,9 @@ _STEP, _MIX1, _MIX2 = _to_signed(0x9E3779B97F4A7C15), _to_signed(0xBF58476D1CE4E
 _MODEL_PURPOSE = 64  # of the draws inside a model
 _SHUFFLE_PURPOSE = 65  # of the order of a client's rows
 _EPOCHS_PURPOSE = 66  # of a client's number of epochs
+_HOLDOUT_PURPOSE = 67  # of the rows that a client holds back
+_JUDGES_PURPOSE = 68  # of the clients on which models are compared
+_CHOICE_PURPOSE = 69  # of a method that chooses clients
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -77,6 +80,19 @@ def shuffle_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batc
     return row[order][place].view(len(ids), steps, batch)
 
 
+def order_rows(seed: int, owner: Tensor, position: Tensor) -> Tensor:
+    """[D] int64: the place of each row in a random order of its client's rows, drawn once for the whole run.
+
+    `owner` [D] rises; `position` [D] is a row's place among the rows of its client.
+    """
+    stream = _side_stream(_HOLDOUT_PURPOSE, seed, 0, owner)
+    order = _mix(stream + (position + 1) * _STEP).argsort(stable=True)
+    order = order[owner[order].argsort(stable=True)]  # by client, and by the random bits within it
+    place = torch.empty_like(position)
+    place[order] = position
+    return place
+
+
 class RowSampling(Protocol):
     """Which rows clients take at each local step; see `draw_rows`."""
 
@@ -107,6 +123,11 @@ def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
     return bits.topk(n, sorted=False).indices.sort().values
 
 
+def choose_judges(seed: int, clients: int, n: int) -> Tensor:
+    """[n] int64, rising: the clients on which the models of a run are compared, the same in all rounds; n at most."""
+    return shuffle_clients(_JUDGES_PURPOSE, seed, clients)[:n].sort().values
+
+
 def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
     """[n] float64 in [0, 1): one number per client of the round; each purpose has its own draws."""
     return _to_unit(_side_stream(purpose, seed, k, ids))
@@ -115,6 +136,11 @@ def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
 def draw_epochs(seed: int, k: int, ids: Tensor, low: int, high: int) -> Tensor:
     """[n] int64, uniform from low to high: the epochs of each client of round k."""
     return low + (draw_uniform(_EPOCHS_PURPOSE, seed, k, ids) * (high - low + 1)).long()
+
+
+def draw_choice(seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] float64 in (0, 1): with what a method chooses the clients of round k."""
+    return draw_uniform(_CHOICE_PURPOSE, seed, k, ids).clamp_(min=2.0**-54)
 
 
 def shuffle_clients(purpose: int, seed: int, clients: int) -> Tensor:

@@ -22,16 +22,16 @@ from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
 import torch
 
 from fedveca.algorithms import Algorithm
-from fedveca.algorithms.registry import is_adaptive, paper_methods
-from fedveca.algorithms.registry import methods as known_methods
+from fedveca.algorithms.registry import is_adaptive, load_method, paper_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError
 from fedveca.runs.build import check_epochs, check_participation
-from fedveca.runs.experiment import Experiment, read_experiment
+from fedveca.runs.experiment import Experiment, name_folder, read_experiment
 from fedveca.runs.files import LineTail, write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
 from fedveca.runs.lock import lock_folder
+from fedveca.runs.method_options import check_method_options, keep_method_options
 from fedveca.runs.observers import ComparisonObserver, Observer, check_observers
 from fedveca.runs.overrides import (
     CustomObjects,
@@ -88,12 +88,13 @@ class Chain(NamedTuple):
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method in self.methods:
-            e = replace(self.experiment, tau_all=0 if is_adaptive(method) else tau_all)
             mine: CustomObjects = {**custom}
             if isinstance(method, str):
-                e = replace(e, method=method)
+                options = keep_method_options(self.experiment.method_options, load_method(method).algorithm)
+                e = replace(self.experiment, method=method, method_options=options)
             else:
-                mine["method"] = method
+                e, mine["method"] = replace(self.experiment, method_options=""), method
+            e = replace(e, tau_all=0 if is_adaptive(method) else tau_all)
             folder = self.out / f"{folder_name(method)}-seed{e.seed}"
             done = find_finished(folder, e, mine)
             if done:
@@ -165,9 +166,10 @@ def compare(
         raise UserError(f"workers={workers}: custom objects are compared in this process, workers=1")
     if len({folder_name(m) for m in methods}) < len(methods):
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
+    check_method_options(experiment.method_options, [load_method(m).algorithm for m in methods if isinstance(m, str)])
     for method in methods:
         check_epochs(experiment.epochs, method)
-        algorithm = known_methods()[method].algorithm if isinstance(method, str) else method
+        algorithm = load_method(method).algorithm if isinstance(method, str) else method
         check_participation(experiment, algorithm, folder_name(method))
     if experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
         _log.info(
@@ -212,7 +214,7 @@ def list_fitting(experiment: Experiment, names: tuple[str, ...]) -> tuple[str, .
     """
     fitting = []
     for name in names:
-        algorithm = known_methods()[name].algorithm
+        algorithm = load_method(name).algorithm
         unfit = algorithm.has_loss and experiment.model == "svm"
         unfit |= algorithm.needs_everyone and experiment.participation < 1
         fitting += [] if unfit else [name]
@@ -339,11 +341,9 @@ def _outlived() -> None:
 
 def folder_name(method: Method) -> str:
     """A method's name, fit for a folder."""
-    return (
-        method
-        if isinstance(method, str)
-        else re.sub(r"[^\w.=]+", "-", name_of("method", method).removeprefix(CUSTOM)).strip("-")
-    )
+    if isinstance(method, str):
+        return name_folder(method)
+    return re.sub(r"[^\w.=]+", "-", name_of("method", method).removeprefix(CUSTOM)).strip("-")
 
 
 def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = _NO_OBJECTS) -> Run | None:

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fedveca.algorithms.hyper import LARGEST, LR
+from fedveca.algorithms.registry import CLASS, shorten_method
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.runs.method_options import parse_method_options
 from fedveca.runs.presets import load_preset, load_toml
 from fedveca.runs.setting_fields import (
     LOCAL_OPTIMIZER_TEXTS,
     OPTIMIZER_STATE_TEXTS,
     SCHEDULE_TEXTS,
     SERVER_OPTIMIZER_TEXTS,
+    TEST_BY_TEXTS,
     AggregationName,
     Auto,
     DataName,
@@ -44,6 +47,7 @@ from fedveca.runs.setting_fields import (
     ServerOptimizerName,
     SettingGroup,
     TaskDefault,
+    TestBy,
     Wire,
     method_option,
 )
@@ -58,7 +62,7 @@ _NAMES = load_catalog()  # of data sets, models and so on
 _MODELS = _NAMES["models"]
 KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
-FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
+FACTORY = CLASS  # package.module:factory
 SettingValues = dict[str, Any]  # values by key, of the types that the fields have
 FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
     "model": "mlp",
@@ -71,19 +75,27 @@ FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a 
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
+MOST_VAL = 0.9  # share of a client's rows
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 _INITS = get_args(Init)
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
 _optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
+_evaluation = SettingGroup("evaluation")
 
 
 @dataclass(frozen=True)
 class Experiment:
     """All settings of a run, each of them checked; some defaults depend on the data set or the model."""
 
-    method: MethodName | str = _task("fedveca", "how clients and server work together", of=known_methods, custom=True)
+    method: MethodName | str = _task(
+        "fedveca",
+        "how clients and server work together",
+        of=known_methods,
+        forms=("package.module:Class",),
+        custom=True,
+    )
     data: DataName | str = _task("digits", "data set", of=_NAMES["data"], custom=True)
     model: ModelName | str = _task(TaskDefault("data", "model"), KNOWN_MODELS, custom=True)
     loss: LossName | str = _task.rare(
@@ -186,6 +198,19 @@ class Experiment:
         "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
         of=get_args(NormStatistics),
     )
+    test_by: TestBy = _evaluation("server", "who tests a model", of=TEST_BY_TEXTS)
+    test_share: float = _evaluation(
+        0.2, "test_by=client, both: share of each client's rows that only test", low=0, high=1, open_ends=True
+    )
+    val: float = _evaluation(
+        0.0, "share of each client's rows that only choose: the kept model, the end of the run", low=0, high=MOST_VAL
+    )
+    finetune_steps: int = _evaluation(
+        0,
+        "test_by=client, both: each client also tests its model after so many local steps of its own",
+        low=0,
+        high=10**5,
+    )
     test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
     track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)
@@ -227,6 +252,11 @@ class Experiment:
     lc_tau: float = method_option(_methods.rare, "lc_tau")
     moon_mu: float = method_option(_methods.rare, "moon_mu")
     moon_temperature: float = method_option(_methods.rare, "moon_temperature")
+    method_options: str = _methods.rare(
+        "",
+        "hyperparameters of a custom method that are not settings themselves, with commas between",
+        forms=("NAME=VALUE,...",),
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -244,7 +274,9 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        parse_method_options(self.method_options)
         self._check_optimisers()
+        self._check_evaluation()
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
         if not self.metric.startswith(CUSTOM):
@@ -276,6 +308,22 @@ class Experiment:
             )
         if self.lr_warmup and self.lr_warmup >= self.rounds:
             raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
+
+    def _check_evaluation(self) -> None:
+        at_clients = self.test_by != "server"
+        if at_clients and self.test_share + self.val >= 1:
+            raise UserError(
+                f"test_share={self.test_share} and val={self.val} leave no row to train on; their sum is less than 1"
+            )
+        if self.finetune_steps and not at_clients:
+            raise UserError(
+                f"finetune_steps={self.finetune_steps} needs test rows of each client: test_by=client or both"
+            )
+        for name, used in (("test_by", at_clients), ("val", bool(self.val))):
+            if self.dp_noise and used:
+                raise UserError(
+                    f"{name}={getattr(self, name)} cannot go with dp_noise: what each client evaluates gets no noise"
+                )
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:
@@ -381,7 +429,7 @@ def choices(field: SettingField) -> tuple[str, ...]:
 def range_of(field: SettingField) -> str:
     """The allowed values, in words."""
     if names := choices(field):
-        return " | ".join(names)
+        return " | ".join((*names, *field.metadata["forms"]))
     if some := field.metadata["some"]:
         return f"some of {', '.join(some)}"
     if forms := field.metadata["forms"]:
@@ -414,7 +462,8 @@ def _checked(field: SettingField, value: Any) -> Any:
         of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
         raise UserError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
     names = choices(field)
-    if names and value not in names and not (m["custom"] and value.startswith(CUSTOM)):
+    is_object = m["custom"] and value.startswith(CUSTOM)
+    if names and value not in names and not is_object and not (m["forms"] and CLASS.fullmatch(value)):
         hint = suggest(value, names)
         raise UserError(f"{field.name}={printable(value)} is not known{hint}; allowed: {range_of(field)}")
     free = not value or (m["custom"] and value.startswith(CUSTOM))
@@ -494,10 +543,20 @@ def name_experiment(e: Experiment, name: str = "digits-case3") -> str:
     return re.sub(r"[^\w.-]+", "-", f"{e.model}-{e.data}-{e.partition}").strip("-.")
 
 
+def name_folder(method: str) -> str:
+    """A method's name as a part of a folder's name: `my_methods:FedPer` is my_methods-FedPer."""
+    return re.sub(r"[^\w.=-]+", "-", method).strip("-")
+
+
 def describe_task(e: Experiment) -> str:
     """What runs, in a few words: `FedVeca, mlp on digits, 5 clients, case3`."""
     known = known_methods().get(e.method)
-    parts = (known["title"] if known else e.method, f"{e.model} on {e.data}", f"{e.clients} clients", e.partition)
+    parts = (
+        known["title"] if known else shorten_method(e.method),
+        f"{e.model} on {e.data}",
+        f"{e.clients} clients",
+        e.partition,
+    )
     return ", ".join(part.removeprefix(CUSTOM) for part in parts)
 
 

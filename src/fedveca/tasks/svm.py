@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
+from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import METRICS, Metric, RowMetric
 
 
@@ -21,7 +22,7 @@ class SquaredSvm:
     """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
 
     ridge = 0.1
-    mapped, autograd = True, False
+    mapped, autograd, compiled = True, False, False
     statistics, random, row_bytes = 0, False, 0
 
     def __init__(self, features: int, metrics: tuple[Metric, ...] = (METRICS["accuracy"],)) -> None:
@@ -30,6 +31,10 @@ class SquaredSvm:
         self.metrics = tuple(
             replace(m, function=find_right) if m is mine and isinstance(m, RowMetric) else m for m in metrics
         )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout({"w": slice(0, self.size)}, ("w",))
 
     def init(self) -> Tensor:
         return torch.zeros(self.size)

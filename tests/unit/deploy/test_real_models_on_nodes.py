@@ -17,8 +17,9 @@ from flower_grid import Grid
 from flwr.app import Array
 from flwr.supercore.task_identity import TaskIdentity
 from real_models import CALM
-from torch import nn
+from torch import Tensor, nn
 
+from fedveca.algorithms.contract import Order
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.deploy.exchange import decode_answer, encode
@@ -158,13 +159,17 @@ def test_a_node_cannot_make_a_variance_negative(name: str, by: float, valid: boo
 def test_a_variance_that_is_rounded_on_the_wire_is_valid(wire: Any) -> None:
     """A node whose variance fell to 0 sends its rounded change; twice the rounding below 0 is a forgery."""
     cohort = module.FlowerCohort.__new__(module.FlowerCohort)
-    cohort.wire, cohort._variances = wire, torch.tensor([False, True])
+    cohort.wire, cohort.task = wire, module.NodeTask({}, variances=torch.tensor([False, True]))
+
+    def check(before: Tensor, change: Tensor) -> None:
+        cohort._check_variances(Order(torch.empty(0), {"statistics": before}), {"statistics": change})
+
     for shared in (1e-9, 0.3, 1.7, 12345.6):
         before = torch.tensor([0.0, shared])
         arrived = torch.from_numpy(widen(narrow(before.numpy(), wire), wire))
-        cohort._check_variances(before, torch.from_numpy(widen(narrow((-arrived).numpy(), wire), wire)))
+        check(before, torch.from_numpy(widen(narrow((-arrived).numpy(), wire), wire)))
     with pytest.raises(UserError, match=r"running variance of -0\.1; it is 0 or more$"):
-        cohort._check_variances(torch.tensor([0.0, 0.1]), torch.tensor([-9.0, -0.2]))
+        check(torch.tensor([0.0, 0.1]), torch.tensor([-9.0, -0.2]))
 
 
 def test_a_loader_may_give_tokens_a_mask_and_labels_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +235,7 @@ def test_a_node_with_another_frozen_part_is_rejected(frozen: Callable[[float], N
     e = replace(E, model="real_models:on_disk")
     grid: Any = Grid(e, tmp_path, {}, e.clients)
     cohort = make_cohort(grid, e, load_data(e)[0], say=lambda text: None)
-    words: Any = {"classes": 10, "pixels": "unit", "fixed": cohort.note["fixed"]}
+    words: Any = {"classes": 10, "pixels": "unit", "fixed": cohort.task.note["fixed"]}
     request: Any = {"settings": asdict(e), "client": 1, "order": words}
     assert "error" not in decode_answer(work(encode(request, {}), tmp_path))[0]
     frozen(1e-6)

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report, start_client
+from fedveca.algorithms.layout import NO_LAYOUT, Layout
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
-from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.client_memory import NodeLedger, split_statistics
+from fedveca.cohorts.contract import ClientScores, HeldPart
+from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
 from fedveca.cohorts.flower.messages import (
     MOST_ROWS,
     InvalidAnswer,
     Value,
     bound_text,
     check_number,
+    check_range,
     check_settings,
     check_vector,
     make_order,
@@ -28,6 +32,7 @@ from fedveca.cohorts.flower.messages import (
     read_answer,
 )
 from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
+from fedveca.cohorts.scores import LOSS
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -49,12 +54,50 @@ class ClientDiverged(InvalidAnswer):
     """A client reports that its numbers are not finite."""
 
 
+class NodeTask(NamedTuple):
+    """What the clients' model and loss are, as far as orders and answers depend on them."""
+
+    note: Mapping[str, Value]  # what every node must know besides the order: classes, pixels
+    statistics: int = 0  # numbers of the model's running statistics S
+    scores: Mapping[str, tuple[float, float]] = {}  # what an evaluation gives, by name, and its range
+    layout: Layout = NO_LAYOUT  # of the model
+    variances: Tensor | None = None  # which running statistics are variances, [S] of bool: none may become negative
+
+
+class NodeRows(NamedTuple):
+    """How many rows a client has."""
+
+    train: int  # D_i
+    val: int = 0  # held back
+    test: int = 0
+
+
 class PendingOrder(NamedTuple):
     """An order on its way."""
 
     message: str  # its id
     round: int
     until: float  # when Flower drops it
+
+
+class AnswerForm(NamedTuple):
+    """What a client sends that has taken its steps."""
+
+    numbers: set[str]
+    vectors: dict[str, int]  # the length of each
+
+    @staticmethod
+    def find(algorithm: Algorithm, order: Order, want_loss: bool, want_loss_after: bool, statistics: int) -> AnswerForm:
+        """As a client that takes no step finds it."""
+        aux, _ = split_statistics(order.aux)
+        order = Order(order.w.cpu(), {name: v.cpu() for name, v in aux.items()})
+        memory = {name: v[None] for name, v in algorithm.memory(order.w).items()}
+        w = algorithm.begin(order, memory).expand(1, -1)
+        s = start_client(algorithm, order, memory, torch.zeros_like(w), torch.ones(1, 1))
+        vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
+        losses = {"loss"} if want_loss or algorithm.needs_loss or algorithm.needs_gradient else set()
+        lengths = {name: v.shape[-1] for name, v in vectors.items()} | ({STATISTICS: statistics} if statistics else {})
+        return AnswerForm({*numbers} | losses | ({"after"} if want_loss_after else set()), lengths)
 
 
 class FlowerCohort:
@@ -65,7 +108,7 @@ class FlowerCohort:
         grid: Grid,
         algorithm: Algorithm,
         clients: int,
-        note: Mapping[str, Value],
+        task: NodeTask | Callable[[NodeForm], NodeTask],
         *,
         want_loss: bool = True,
         want_loss_after: bool = False,
@@ -73,8 +116,6 @@ class FlowerCohort:
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
-        statistics: int = 0,
-        variances: Tensor | None = None,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,
     ) -> None:
@@ -84,15 +125,14 @@ class FlowerCohort:
             grid: Flower's connection to the nodes.
             algorithm: The method, of which the clients' half runs on the nodes.
             clients: Number of clients N.
-            note: What every node must know besides the order: classes, pixels.
+            task: The clients' task; or what makes it of the form of their rows, where only they have data: the nodes
+                are asked for it first, and one whose rows have another form than most is rejected.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
             wire: How numbers of vectors travel: "float32", "float16" or "bfloat16".
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
-            statistics: Numbers of the model's running statistics S.
-            variances: Which of them are variances, [S] of bool: an answer that makes one negative is rejected.
             say: Reports who connects and which rounds are void.
             nodes: Client -> the node with that client's key, if keys are bound.
 
@@ -100,23 +140,36 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
+        self.grid, self.wire, self.timeout = grid, wire, timeout
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
-        self._names = _find_names(algorithm, want_loss, want_loss_after, statistics > 0)
-        self._statistics, self._variances = statistics, variances
+        self._want_loss, self._want_loss_after = want_loss, want_loss_after
+        self._form: AnswerForm | None = None  # of a full answer, known with the first order
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
-        self._known: dict[int, int] = {}  # client -> its rows
+        self._known: dict[int, NodeRows] = {}  # by client
+        self._forms: dict[int, NodeForm] | None = None  # by client, while the form of their rows is learned
         self._joined = False  # whether all clients were there once, so that their rows are fixed
         self._sure: set[int] = set()  # nodes that have identified themselves since they came online
         self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[PendingOrder]] = {}  # orders that nobody waits for any more
-        self.sizes = self._wait_for_clients(clients)  # [N] D_i
+        if isinstance(task, NodeTask):
+            self.task = task
+        else:
+            self.task, self._forms = NodeTask({}), {}
+            self._wait_for_clients(clients)
+            self.task = task(agree_on_form(self._forms)[0])
+            self._node, self._seen, self._known, self._forms = {}, {}, {}, None  # asked again, with the task
+        self.algorithm = algorithm.with_layout(self.task.layout)
+        self._wait_for_clients(clients)
+        self._joined = True
+        known = [self._known[i] for i in range(clients)]
+        self.sizes = torch.tensor([rows.train for rows in known])  # [N] D_i
+        self.held = {part: torch.tensor([rows[at] for rows in known]) for at, part in enumerate(NodeRows._fields)}
         self._early = self.faults[:_EARLY_FAULTS]  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -139,8 +192,48 @@ class FlowerCohort:
             f"round {k + 1}: fewer than {need} of {len(ids)} clients answered, {_ATTEMPTS} times in a row"
         )
 
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """What each client finds on the rows that it holds back; one without a valid answer in time is left out."""
+        rows, before = self.held[part], self.faults
+        self.faults = []
+        self._check_arrivals()
+        ids = torch.nonzero(rows).flatten().tolist()
+        asked: Mapping[str, Value] = {"part": part, "finetune": finetune}
+        sent, deadline = self._send(k, order, ids, dict.fromkeys(ids, asked)), time.monotonic() + self.timeout
+        found: dict[int, list[float]] = {}
+        for i in (i for i in ids if i in sent):
+            try:
+                found[i] = self._wait_for_scores(i, sent[i], int(rows[i]), deadline)
+            except ClientDiverged:
+                found[i] = [math.nan] * len(self.task.scores)
+            except InvalidAnswer as error:
+                self._fault(i, str(error))
+        faults, self.faults = self.faults, before
+        who = torch.tensor(list(found), dtype=torch.int64)
+        table = torch.tensor(list(found.values()), dtype=torch.float64).view(-1, len(self.task.scores))
+        values = dict(zip(self.task.scores, table.unbind(1), strict=True))
+        what = "validation" if part == "val" else "test"
+        named = (Fault(client=fault["client"], what=f"{what}: {fault['what']}") for fault in faults)
+        return ClientScores(who, rows[who], values, tuple(named))
+
+    def _wait_for_scores(self, i: int, sent: PendingOrder, rows: int, deadline: float) -> list[float]:
+        """The values of one client, checked."""
+        settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
+        diverged = check_settings(settings, {"client": i, "round": sent.round, "rows": rows})
+        need, allowed = (set[str](), set[str]()) if diverged else ({LOSS}, set(self.task.scores))
+        if not need <= numbers.keys() <= allowed or arrays:
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(allowed)}")
+        if diverged:
+            raise ClientDiverged(_NOT_FINITE)
+        known = {name: check_range(numbers[name], name, *self.task.scores[name]) for name in numbers}
+        return [known.get(name, math.nan) for name in self.task.scores]  # the rows may not define a metric
+
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
-        sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
+        if self._form is None:
+            wanted = self._want_loss, self._want_loss_after, self.task.statistics
+            self._form = AnswerForm.find(self.algorithm, order, *wanted)
+        asked = {i: {"tau": steps} for i, steps in tau.items()}
+        sent, deadline = self._send(k, order, ids, asked), time.monotonic() + self.timeout
         aggregator, self._diverged = self.aggregate(), set()
         each: dict[str, list[float]] = {}
         norms: list[list[float]] = []
@@ -151,7 +244,8 @@ class FlowerCohort:
             if i not in sent:
                 continue
             try:
-                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], order, deadline)
+                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
+                self._check_variances(order, vectors)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
@@ -169,7 +263,9 @@ class FlowerCohort:
         lengths = Norms(answered, torch.tensor(norms).T) if who else None
         return answered, Report(mean, limited, mass / float(self.sizes.double().sum()), norms=lengths)
 
-    def _send(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> dict[int, PendingOrder]:
+    def _send(
+        self, k: int, order: Order, ids: list[int], asked: Mapping[int, Mapping[str, Value]]
+    ) -> dict[int, PendingOrder]:
         """Orders to all of `ids` that are connected; waits a while where those are too few."""
         until = time.monotonic() + self.timeout
         while True:
@@ -187,7 +283,7 @@ class FlowerCohort:
         ttl = 2 * self.timeout + 60
         messages = []
         for i in here:
-            settings = {"round": k, "tau": tau[i], "wire": self.wire, **self.note}
+            settings = {"round": k, **asked[i], "wire": self.wire, **self.task.note}
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
@@ -198,45 +294,52 @@ class FlowerCohort:
         return pending
 
     def _wait_for_answer(
-        self, i: int, sent: PendingOrder, tau: int, order: Order, deadline: float
+        self, i: int, sent: PendingOrder, tau: int, form: AnswerForm, deadline: float
     ) -> tuple[dict[str, float], Named]:
-        """Numbers and vectors of one client, checked; InvalidAnswer where there are none until the deadline."""
+        """Numbers and vectors of one client, checked."""
+        settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
+        diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
+        wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
+        if set(numbers) != wanted or set(arrays) != set(lengths):
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *lengths])}")
+        if diverged:
+            raise ClientDiverged(_NOT_FINITE)
+        positive = {
+            *self.algorithm.nonnegative,
+            *LOSS_NUMBERS,
+        }  # a node minimises a loss of this package, so it is known
+        return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
+            name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
+            for name, array in arrays.items()
+        }
+
+    def _check_variances(self, order: Order, vectors: Named) -> None:
+        """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
+        which = self.task.variances
+        if which is None or STATISTICS not in vectors:
+            return
+        before = order.aux[STATISTICS].detach().cpu().double()[which]
+        after = before + vectors[STATISTICS].double()[which]
+        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
+        if bool((after < -rounding).any()):
+            raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
+
+    def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float) -> Message:
+        """A client's answer; InvalidAnswer where there is none until the deadline."""
         while not (replies := list(self.grid.pull_messages([sent.message]))):
             if time.monotonic() > deadline:
                 self._late.setdefault(i, []).append(sent)
                 raise InvalidAnswer(f"timed out after {self.timeout:g} s")
             time.sleep(_POLL_SECONDS)
-        settings, numbers, arrays = read_answer(replies[0])
-        diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
-        wanted, vectors = (set(), set()) if diverged else self._names if tau else ({"loss"}, set())
-        if set(numbers) != wanted or set(arrays) != vectors:
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *vectors])}")
-        if diverged:
-            raise ClientDiverged(_NOT_FINITE)
-        # a node minimises a loss of this package, so it is known
-        positive = {*self.algorithm.nonnegative, *LOSS_NUMBERS}
-        checked = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
-        sizes = dict.fromkeys(arrays, len(order.w)) | {STATISTICS: self._statistics}
-        found: Named = {}
-        for name, array in arrays.items():
-            found[name] = torch.from_numpy(check_vector(array, sizes[name], self.wire, name))
-        if self._variances is not None and STATISTICS in found:
-            self._check_variances(order.aux[STATISTICS], found[STATISTICS])
-        return checked, found
+        return replies[0]
 
-    def _check_variances(self, shared: Tensor, change: Tensor) -> None:
-        """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
-        before = shared.detach().cpu().double()[self._variances]
-        after = before + change.double()[self._variances]
-        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
-        if len(after) and bool((after < -rounding).any()):
-            raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
-
-    def _wait_for_clients(self, clients: int) -> Tensor:
-        """[N] the rows of every client: each is waited for once, at the start."""
+    def _wait_for_clients(self, clients: int) -> None:
+        """Waits until every client is there; each is waited for once, at the start."""
         until, connected = time.monotonic() + max(self.timeout, _JOIN_SECONDS), -1
         while len(self._node) < clients:
             self._ask_new(clients)
+            if self._forms is not None and len(self._node) == clients:
+                self._reject_odd(self._forms)
             if len(self._node) != connected:
                 connected = len(self._node)
                 self.say(f"{connected} of {clients} clients are connected")
@@ -245,8 +348,11 @@ class FlowerCohort:
                 why = "".join(f"; node {node} {reason}" for node, reason in sorted(self._rejected.items())[:3])
                 raise TooFewClients(f"clients {', '.join(map(str, missing))} of {clients} did not connect{why}")
             time.sleep(_POLL_SECONDS)
-        self._joined = True
-        return torch.tensor([self._known[i] for i in range(clients)])
+
+    def _reject_odd(self, forms: Mapping[int, NodeForm]) -> None:
+        """Rejects clients whose rows have another form than those of most."""
+        for i, why in agree_on_form({i: forms[i] for i in self._node})[1].items():
+            self._reject(self._node.pop(i), i, why, len(forms))
 
     def _check_arrivals(self) -> None:
         """Asks new nodes who they are, and records answers that came too late."""
@@ -265,7 +371,7 @@ class FlowerCohort:
         self._seen = {node: again for node, again in self._seen.items() if node in online}
         self._sure &= online
         new = [node for node in sorted(online) if self._seen.get(node, 0.0) <= now]
-        questions = [make_question(node, self.note, 3600) for node in new]
+        questions = [make_question(node, self.task.note, 3600) for node in new]
         self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
         self._seen |= dict.fromkeys(new, math.inf)
         for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
@@ -277,43 +383,43 @@ class FlowerCohort:
             i: object = -1
             settings, _, _ = read_answer(message)
             i, rows = settings.get("client"), settings.get("rows")
+            held = [settings.get(name, 0) for name in ("val", "test")]
             if type(i) is not int or not 0 <= i < clients:
                 raise InvalidAnswer(f"says it is client {bound_text(i)}; there are clients 0 to {clients - 1}")
             most = min(MOST_ROWS, 2**62 // clients)  # so that the rows of all can be added
             if type(rows) is not int or not 1 <= rows <= most:
                 raise InvalidAnswer(f"says it has {bound_text(rows)} rows; allowed: 1 to {most}")
-            if self._joined and self._known[i] != rows:
-                raise InvalidAnswer(f"says client {i} has {rows} rows; it had {self._known[i]}")
+            for count in held:
+                if type(count) is not int or not 0 <= count <= most:
+                    raise InvalidAnswer(f"says it holds back {bound_text(count)} rows; allowed: 0 to {most}")
+            has = NodeRows(rows, *held)  # type: ignore[arg-type]
+            if self._joined and self._known[i].train != rows:
+                raise InvalidAnswer(f"says client {i} has {rows} rows; it had {self._known[i].train}")
+            if self._joined and self._known[i] != has:
+                raise InvalidAnswer(f"says client {i} holds back {held} rows; it had {list(self._known[i][1:])}")
+            form = None if self._forms is None else read_form(settings)
             if self.nodes is not None and self.nodes.get(i) != node:
                 raise InvalidAnswer(f"says it is client {i}, but its key is not client {i}'s")
             if self._node.get(i, node) != node and self._node[i] in self._sure:
                 raise InvalidAnswer(f"says it is client {i}, which another node is")
         except InvalidAnswer as error:
-            self._seen[node] = (
-                time.monotonic() + _RETRY_SECONDS
-            )  # it may have been restarted by then, with what it lacked
-            if self._rejected.get(node) != str(error):  # the same reason only once
-                self._rejected[node] = str(error)
-                self.say(f"node {node} {error}")
-                self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {error}; it is not asked")
+            self._reject(node, i, str(error), clients)
             return
-        self._rejected.pop(node, None)
+        if self._forms is None:  # else it may still be rejected, for the form of its rows
+            self._rejected.pop(node, None)
         self._sure.add(node)
-        self._known[i] = rows
+        self._known[i] = has
+        if self._forms is not None and form is not None:
+            self._forms[i] = form
         self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
+
+    def _reject(self, node: int, i: object, why: str, clients: int) -> None:
+        """Does not ask a node; who it is is asked again later: it may have been restarted then, with what it lacked."""
+        self._seen[node] = time.monotonic() + _RETRY_SECONDS
+        if self._rejected.get(node) != why:  # the same reason only once
+            self._rejected[node] = why
+            self.say(f"node {node} {why}")
+            self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {why}; it is not asked")
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append(Fault(client=client, what=what))
-
-
-def _find_names(
-    algorithm: Algorithm, want_loss: bool, want_loss_after: bool, statistics: bool
-) -> tuple[set[str], set[str]]:
-    """The numbers and vectors of a full answer, found by a client of one parameter."""
-    w = torch.zeros(1, 1)
-    order = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
-    s = algorithm.start(order, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
-    vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
-    more = {"loss"} if want_loss or algorithm.needs_gradient else set()
-    both = {*vectors} | ({STATISTICS} if statistics else set())
-    return {*numbers} | more | ({"after"} if want_loss_after else set()), both
