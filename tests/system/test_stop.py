@@ -141,7 +141,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert not isinstance(twice.value, Stopped)
     assert len(Run.open(tmp_path / "twice").rounds) == 3
     done: list[int] = []
-    with pytest.raises(Stopped, match="after round 2 of 8"):
+    with pytest.raises(Stopped, match="after round 1 of 8"):  # the round whose observers ask for it
         run(
             e,
             tmp_path / "asked",

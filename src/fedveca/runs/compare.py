@@ -222,10 +222,11 @@ def list_fitting(experiment: Experiment, names: tuple[str, ...]) -> tuple[str, .
 def find_budget(run: Run) -> int:
     """The total of local steps that the rivals of an adaptive method get.
 
-    Where its run diverged it is what the run would have taken at the pace of its rounds, or with tau_0 if it has none.
+    Where its run diverged or ended early it is what all of its rounds would have taken at the pace of those that it
+    has, or with tau_0 if it has none.
     """
     e, total = run.experiment, run.summary["tau_all"]
-    if not run.diverged:
+    if not run.diverged and not run.ended:
         return total
     steps = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
     return max(1, round(steps * e.rounds))

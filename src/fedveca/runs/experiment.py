@@ -76,6 +76,7 @@ _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), Sett
 _steps, _robustness, _privacy = SettingGroup("local steps"), SettingGroup("robustness"), SettingGroup("privacy")
 _records, _machines = SettingGroup("records"), SettingGroup("machines")
 _optimisers, _methods = SettingGroup("optimisers"), SettingGroup("other methods")
+_evaluation = SettingGroup("evaluation")
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,15 @@ class Experiment:
         "average",
         "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
         of=get_args(NormStatistics),
+    )
+    val: float = _evaluation(
+        0.0, "share of each client's rows that only choose: the kept model, the end of the run", low=0, high=0.9
+    )
+    target: float = _evaluation(
+        0.0, "value of the first metric at which the run ends, on validation rows, else on test rows (0: off)"
+    )
+    patience: int = _evaluation(
+        0, "rounds without a lower loss, on validation rows, else on training rows, after which it ends (0: off)", low=0
     )
     test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)

@@ -23,7 +23,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import Partition, describe_quantity
 from fedveca.version import __version__
-from fedveca.views.comparison import Comparison, compare_curves, explain_table, give_answer
+from fedveca.views.comparison import Comparison, compare_curves, explain_costs, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
 from fedveca.views.report.commands import is_from_python, make_commands
@@ -144,6 +144,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         results=make_result_table(comparison),
         notes=explain_table(comparison),
         costs=make_cost_table(comparison),
+        cost_notes=explain_costs(comparison),
         gaps=_make_gap_figure(data["gaps"]),
         several_seeds=any(len(curve.runs) > 1 for curve in curves),
         axes=AXIS_LABELS,
