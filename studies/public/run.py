@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import statistics
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from fedveca import Experiment, run
+from fedveca.runs.folder import Run
 from fedveca.runs.presets import read_toml
 from studies.public.heart import load_rows, rate_hospitals
 
@@ -43,23 +43,27 @@ def make_experiment(table: dict[str, Any], method: str, seed: int, more: dict[st
 
 
 def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]) -> Outcome:
-    begun = time.perf_counter()
     experiment = make_experiment(read_table(name), method, seed, more)
     is_heart = experiment.data == "heart"
     done = run(experiment, device=device, data=load_rows(method) if is_heart else None)
+    outcome = describe_outcome(done, method, seed, device)
+    return outcome | {"hospitals": rate_hospitals(done.model)} if is_heart else outcome
+
+
+def describe_outcome(done: Run, method: str, seed: int, device: str) -> Outcome:
+    """What a table keeps of a run."""
     tested = [record for record in done.rounds if "test_accuracy" in record]
-    outcome: Outcome = {
+    return {
         "method": method,
         "seed": seed,
         "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
         "loss": [record["test_loss"] or 0.0 for record in tested],
         "tau": [record["tau"] for record in done.rounds],
         "tau_all": done.summary["tau_all"],
-        "seconds": round(time.perf_counter() - begun, 1),
+        "seconds": round(done.summary["seconds"], 1),
         "device": done.environment.get("processor", "") if device == "cpu" else device,
         "stopped": done.summary.get("stopped", ""),
     }
-    return outcome | {"hospitals": rate_hospitals(done.model)} if is_heart else outcome
 
 
 def run_table(

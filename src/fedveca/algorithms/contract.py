@@ -154,6 +154,13 @@ class Algorithm(ABC, Generic[State, Carry]):
         """What a client that was never seen remembers."""
         return {}
 
+    def begin(self, order: Order, memory: Named) -> Tensor:
+        """[..., P]: where a client's local steps start, and what it evaluates; w_k, unless it has a model of its own.
+
+        F_i and g0 of the probe are at this point too.
+        """
+        return order.w
+
     def start(self, order: Order, memory: Named, g0: Tensor) -> Carry:
         return cast(Carry, ())
 

@@ -106,9 +106,11 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         kept = _name_moments(self.local.start(w)) if self.local.keep else {}
         return self.algorithm.memory(w) | kept
 
+    def begin(self, order: Order, memory: Named) -> Tensor:
+        return self.algorithm.begin(order, _drop_moments(memory))
+
     def start(self, order: Order, memory: Named, g0: Tensor) -> RecipeCarry:
-        own = {name: v for name, v in memory.items() if not name.startswith(KEPT)}
-        s, w = self.algorithm.start(order, own, g0), order.w.expand_as(g0)
+        s, w = self.algorithm.start(order, _drop_moments(memory), g0), order.w.expand_as(g0)
         kept = {name.removeprefix(KEPT): v for name, v in memory.items() if name.startswith(KEPT)}
         moments = Moments(**kept) if self.local.keep else self.local.start(w)
         if self.local.is_plain or not self.algorithm.needs_mean:
@@ -147,6 +149,11 @@ def _extend_state(method: type, names: tuple[str, ...]) -> Any:
     made = namedtuple("RecipeState", (*method._fields, *names))  # type: ignore[attr-defined, misc]
     made.method = method  # type: ignore[attr-defined]
     return made
+
+
+def _drop_moments(memory: Named) -> Named:
+    """What is the method's of a client's memory."""
+    return {name: v for name, v in memory.items() if not name.startswith(KEPT)}
 
 
 def _name_moments(moments: Moments) -> Named:

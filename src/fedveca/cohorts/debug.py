@@ -92,12 +92,14 @@ class DebugCohort:
 
     def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
-        algorithm, ids, w = self.algorithm.at(k), torch.tensor([client]), order.w[None]
+        algorithm, ids = self.algorithm.at(k), torch.tensor([client])
         needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
-        loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
+        with _name_place(f"{place}, begin"):
+            w = algorithm.begin(order, former).expand(1, -1)
+        loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
         running = None if shared is None else (shared[None] if mine is None else mine).clone()
         if self.want_loss or needs_gradient:
             with _name_place(f"{place}, probe"):

@@ -24,6 +24,7 @@ class Problem(Protocol):
     random: bool  # whether a local step draws random numbers inside the model (dropout)
     mapped: bool  # whether many clients are cheaper as one batch than one by one
     autograd: bool  # whether gradients are found by it, or in closed form
+    compiled: bool  # whether the operations of a local step are fused on a CUDA device
     measure: str  # what `losses` gives besides the loss: accuracy, or the name of a custom metric
     better: Better | None  # which values of that are better, where it is known
     whole: bool  # whether that is of all rows at once, not a mean over rows

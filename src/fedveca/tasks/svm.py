@@ -15,7 +15,7 @@ class SquaredSvm:
     """0.05 |w|^2 + mean 0.5 max(0, 1 - s w.x)^2, s = +1 for even labels and -1 for odd ones; no bias."""
 
     ridge = 0.1
-    mapped, autograd = True, False
+    mapped, autograd, compiled = True, False, False
     measure, whole = "accuracy", False
     better: Better | None = "higher"
     statistics, random, row_bytes = 0, False, 0

@@ -233,11 +233,11 @@ class LocalCohort:
     def _run_chunk(self, k: int, order: Order, aggregator: Aggregator, chunk: Chunk) -> ChunkResult:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm.at(k)
-        w = order.w.expand(len(chunk.ids), -1)  # [n, P]
         most = int(chunk.tau[0])
         recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)  # a method sees what is its own
+        w = algorithm.begin(order, former).expand(len(chunk.ids), -1)  # [n, P]
         running = self._start_statistics(shared, mine, len(w))
         loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
@@ -249,7 +249,7 @@ class LocalCohort:
             seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
             before = () if running is None else (running,)
             steps = chunk.tau.tolist()
-            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, index, steps, before, counts, seeds)
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, w, index, steps, before, counts, seeds)
             running = after[0] if after else None
         else:
             with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there

@@ -46,22 +46,23 @@ class Lanes:
         lr: float,
         order: Order,
         s: object,
+        w: Tensor,
         index: Tensor,
         tau: list[int],
         running: Running,
         counts: Tensor,
         seeds: list[int] | None,
     ) -> tuple[Tensor, object, Running]:
-        """w [n, P], s and the statistics [n, S] after each client's tau steps at rate lr from order.w.
+        """w [n, P], s and the statistics [n, S] after each client's tau steps at rate lr from w [n, P].
 
         The rows are index [n, tau, B], their labels are counted in counts [n, C]; `seeds` are the
         clients', where the model draws.
         """
 
         def work(lane: Lane, i: int) -> Turns[tuple[Tensor, object, Running]]:
-            mine, now, labels = tree_map(lambda v: v[i : i + 1], (s, running, counts))
+            mine, first, now, labels = tree_map(lambda v: v[i : i + 1], (s, w, running, counts))
             seed = seeds[i] if seeds else None
-            return lane.take_local_steps(lr, order, mine, index[i, : tau[i]], now, labels, seed)
+            return lane.take_local_steps(lr, order, mine, first, index[i, : tau[i]], now, labels, seed)
 
         done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
         return done
@@ -140,18 +141,26 @@ class Lane:
         self.probes: CapturedProbe | None = None
 
     def take_local_steps(
-        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor, seed: int | None
+        self,
+        lr: float,
+        order: Order,
+        s: object,
+        w: Tensor,
+        index: Tensor,
+        running: Running,
+        counts: Tensor,
+        seed: int | None,
     ) -> Turns[tuple[Tensor, object, Running]]:
-        """w [1, P], s and the statistics [1, S] after len(index) steps from order.w, on the rows index [tau, B].
+        """w [1, P], s and the statistics [1, S] after len(index) steps from w [1, P], on the rows index [tau, B].
 
         Each replay draws from where the last one ended, so every step of a client draws anew from its seed.
         """
         if self.steps is None or len(index) > self.steps.room:
-            self.steps = CapturedSteps(self.work, order, s, index, running, counts)
+            self.steps = CapturedSteps(self.work, order, s, w, index, running, counts)
         for generator in self.generators:
             assert seed is not None
             generator.manual_seed(seed)
-        return (yield from self.steps.run(lr, order, s, index, running, counts))
+        return (yield from self.steps.run(lr, order, s, w, index, running, counts))
 
     def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
         """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
@@ -168,14 +177,17 @@ class CapturedSteps:
     """
 
     def __init__(
-        self, work: LaneWork, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
+        self, work: LaneWork, order: Order, s: object, w: Tensor, index: Tensor, running: Running, counts: Tensor
     ) -> None:
         self.work, self.algorithm = work, work.algorithm
         self.lr = torch.full((), work.algorithm.lr, device=index.device)  # of the round
         if work.algorithm.is_scheduled:
             self.algorithm = work.algorithm.with_rate(self.lr)
+        self.advance = self.algorithm.step  # what the method does with a gradient
+        if work.problem.compiled:
+            self.advance = torch.compile(self.advance, dynamic=False)
         self.order, self.s, self.running, self.counts = tree_map(torch.clone, (order, s, running, counts))
-        self.w = order.w.clone()[None]
+        self.w = w.clone()
         self.at = torch.zeros(1, dtype=torch.int64, device=index.device)
         self.room = -(-(len(index) + 3) // 64) * 64  # steps that fit before it is captured again
         self.index = index[:1].repeat(self.room, 1)
@@ -183,11 +195,11 @@ class CapturedSteps:
         self.graph = work.capture(self._step)
 
     def run(
-        self, lr: float, order: Order, s: object, index: Tensor, running: Running, counts: Tensor
+        self, lr: float, order: Order, s: object, w: Tensor, index: Tensor, running: Running, counts: Tensor
     ) -> Turns[tuple[Tensor, object, Running]]:
         self.lr.fill_(lr)
         _copy((self.order, self.s, self.running, self.counts), (order, s, running, counts))
-        self.w.copy_(order.w)
+        self.w.copy_(w)
         self.at.zero_()
         self.index[: len(index)].copy_(index)
         for step, rows in enumerate(self.work.feed(index[:, None]) if self.work.feed else [None] * len(index), 1):
@@ -205,7 +217,7 @@ class CapturedSteps:
         now = self.running[0] if self.running else None
         loss = make_local_loss(self.algorithm, self.order, self.s, self.counts)
         g = problem.slope(self.w, x, y, statistics=now, generators=generators or None, loss=loss)
-        w, s = self.algorithm.step(self.order, self.s, self.w, g)
+        w, s = self.advance(self.order, self.s, self.w, g)
         self.w.copy_(w)
         _copy(self.s, s)
         self.at.add_(1)
