@@ -132,7 +132,7 @@ def test_from_python(tmp_path: Path) -> None:
         resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5), looking])
     assert marked == [False, False]
     assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 5, "of": 8}.items()
-    resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 7)])  # the last round: there is nothing to stop
+    resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 8)])  # the last round: there is nothing to stop
     same(tmp_path / "whole", tmp_path / "run")
     assert not mark.exists()
     with pytest.raises(KeyboardInterrupt) as twice:
