@@ -407,7 +407,7 @@ def test_a_worker_sends_one_sum_however_many_its_clients() -> None:
         lambda: built.problem,
         x[shares.rows].numpy(),
         y[shares.rows].numpy(),
-        shares.start.numpy(),
+        [shares.start.numpy()],
         "cpu",
         ".",
         {"batch": 10},

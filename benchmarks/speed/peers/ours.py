@@ -44,6 +44,8 @@ def main() -> None:
         def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
             return cohort(k, order, ids, self.steps[ids])
 
+        evaluate = cohort.evaluate
+
     state = algorithm.init(problem.init(), steps)
     few = 5 / job.clients  # for libraries to load and to choose their kernels
     next(federate(algorithm, Fixed(steps.clamp(max=1)), state, 1, seed=1, participation=few))

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NotRequired, Protocol, TypedDict
+from typing import Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
-from fedveca.algorithms.contract import Named, Order, Report
+from fedveca.algorithms.contract import Fault, Named, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule
 from fedveca.cohorts.client_memory import PersistentMemory
+from fedveca.cohorts.holdout import Holdout
 
 # (round, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
 Send = Callable[[int, Tensor, Named, Named], tuple[Named, Named]]
+
+
+HeldPart = Literal["val", "test"]  # of the rows that clients hold back
+
+
+class ClientScores(NamedTuple):
+    """What clients found on the rows that they hold back, one value per client."""
+
+    ids: Tensor  # [n] the clients that have such rows and answered, rising
+    rows: Tensor  # [n] how many rows each has
+    values: Named  # [n] float64 each: "loss", and each metric by its name
+    faults: tuple[Fault, ...] = ()
 
 
 class Cohort(Protocol):
@@ -32,6 +45,13 @@ class Cohort(Protocol):
         """
         ...
 
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """Asks all clients to evaluate the order's model on rows that they hold back.
+
+        With `finetune`, each client takes so many local steps of round k first; nothing of them is remembered or sent.
+        """
+        ...
+
 
 class CohortOptions(TypedDict):
     """The options of every cohort that computes its clients' steps itself; `LocalCohort` explains each."""
@@ -48,3 +68,4 @@ class CohortOptions(TypedDict):
     equal_weights: NotRequired[bool]
     memory_bytes: NotRequired[int]
     local_statistics: NotRequired[bool]
+    held: NotRequired[Holdout | None]

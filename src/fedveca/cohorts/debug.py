@@ -16,11 +16,13 @@ from torch import Tensor
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
-from fedveca.cohorts.contract import Send
+from fedveca.cohorts.contract import ClientScores, HeldPart, Send
+from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
+from fedveca.cohorts.scores import hold_rows
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
@@ -56,6 +58,7 @@ class DebugCohort:
         equal_weights: bool = False,
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
+        held: Holdout | None = None,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
@@ -67,6 +70,7 @@ class DebugCohort:
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         check_loss(algorithm, problem, y)
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
+        self.held = hold_rows(x, y, held, pixels, torch.device(device), _PROBE_ROWS)
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
@@ -110,13 +114,7 @@ class DebugCohort:
         if steps:
             with _name_place(f"{place}, start"):
                 s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
-            for step in range(steps):
-                with _name_place(f"{place}, local step {step + 1}"):
-                    x, y = self.rows.pick(self.start[client] + self._draw(k, ids, step))
-                    generators = [torch.Generator(w.device).manual_seed(draw_seed(self.seed, k, client, step))]
-                    own = make_local_loss(algorithm, order, s, labels)
-                    g = self.problem.slope(w, x, y, statistics=running, generators=generators, loss=own)
-                    w, s = algorithm.step(order, s, w, g)
+            w, s = self._take_local_steps(k, algorithm, order, client, steps, w, s, running, labels)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
                 numbers = {name: v[:, 0] for name, v in results.items()} | numbers
@@ -134,6 +132,56 @@ class DebugCohort:
         if counts:
             self.memory.remember(ids, memory)
         return vectors, numbers, counts
+
+    def _take_local_steps(
+        self,
+        k: int,
+        algorithm: Algorithm,
+        order: Order,
+        client: int,
+        steps: int,
+        w: Tensor,
+        s: object,
+        running: Tensor | None,
+        labels: Tensor,
+    ) -> tuple[Tensor, object]:
+        """w [1, P] and the carry after the client's steps; the statistics `running` [1, S] change in place."""
+        for step in range(steps):
+            with _name_place(f"round {k + 1}, client {client}, local step {step + 1}"):
+                x, y = self.rows.pick(self.start[client] + self._draw(k, torch.tensor([client]), step))
+                generators = [torch.Generator(w.device).manual_seed(draw_seed(self.seed, k, client, step))]
+                own = make_local_loss(algorithm, order, s, labels)
+                g = self.problem.slope(w, x, y, statistics=running, generators=generators, loss=own)
+                w, s = algorithm.step(order, s, w, g)
+        return w, s
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """What each client finds on the rows that it holds back, as `Cohort` has it."""
+        held, found = self.held[part], []
+        with use_one_thread():
+            for client, trained in zip(held.ids.tolist(), held.trained_by(len(self.sizes)).tolist(), strict=True):
+                w, running = self._find_model(k, order, trained, finetune)
+                with _name_place(f"round {k + 1}, client {client}, {part} rows"):
+                    found.append(held.evaluate(self.problem, client, w[0], None if running is None else running[0]))
+        return held.collect(self.problem, found)
+
+    def _find_model(self, k: int, order: Order, client: int, steps: int) -> tuple[Tensor, Tensor | None]:
+        """[1, P] and [1, S]: the model that a client evaluates, after so many local steps."""
+        algorithm, ids = self.algorithm.at(k), torch.tensor([client])
+        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
+        (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
+        order = order._replace(aux=aux)
+        place = f"round {k + 1}, client {client}"
+        with _name_place(f"{place}, begin"):
+            w = algorithm.begin(order, former).expand(1, -1)
+        running = None if shared is None else (shared[None] if mine is None else mine).clone()
+        if steps:
+            with _name_place(f"{place}, probe"):
+                g0 = self._probe(client, w, running)[1] if algorithm.needs_gradient else torch.full_like(w, torch.nan)
+            with _name_place(f"{place}, start"):
+                s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
+            w, _ = self._take_local_steps(k, algorithm, order, client, steps, w, s, running, labels)
+        return w, running
 
     def _draw(self, k: int, ids: Tensor, step: int) -> Tensor:
         """[1, B]: which of the client's rows it takes at this step."""

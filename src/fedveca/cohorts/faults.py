@@ -13,7 +13,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Fault, Named, Order, Report
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.client_memory import PersistentMemory
-from fedveca.cohorts.contract import Cohort
+from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart
 from fedveca.cohorts.fault_settings import ABSENCES, ATTACKS, FLIP, LIE, NAN, SCALE, parse_faults
 from fedveca.errors import UserError
 
@@ -75,3 +75,11 @@ class FaultyCohort:
             return ids[here], Report({}, {}, 0.0, faults=happened)
         who, report = self.cohort(k, order, ids[here], tau[here])
         return who, report._replace(faults=(*happened, *report.faults))
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """Of the clients that are not away in round k; a liar reports zeros here too."""
+        ids, rows, values, _ = self.cohort.evaluate(k, order, part, finetune)
+        absent = self.faults.find_absent(k, ids)
+        here = torch.tensor([i not in absent for i in ids.tolist()], dtype=torch.bool)
+        _, values = self.faults.send(k, ids, {}, values)
+        return ClientScores(ids[here], rows[here], {name: v[here] for name, v in values.items()})

@@ -24,7 +24,7 @@ from fedveca.algorithms.contract import Algorithm, Named, Order, Report
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.aggregate import LOSS_NUMBERS
 from fedveca.cohorts.client_memory import PersistentMemory
-from fedveca.cohorts.contract import Cohort, Send
+from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart, Send
 from fedveca.cohorts.faults import Faults
 from fedveca.errors import UserError
 
@@ -92,6 +92,9 @@ class PrivateCohort:
         mean = self.privacy.add_noise(k, report.mean, len(who)) if len(who) else {}
         losses = {name: mean.pop(name).double().cpu().expand(len(who)) for name in LOSS_NUMBERS if name in mean}
         return who, report._replace(mean=mean, each=report.each | losses, norms=None)  # norms have no noise
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        raise UserError("what each client evaluates gets no noise, so it cannot go with dp_noise")
 
 
 class Account:

@@ -23,6 +23,8 @@ _STEP, _MIX1, _MIX2 = _to_signed(0x9E3779B97F4A7C15), _to_signed(0xBF58476D1CE4E
 _MODEL_PURPOSE = 64  # of the draws inside a model
 _SHUFFLE_PURPOSE = 65  # of the order of a client's rows
 _EPOCHS_PURPOSE = 66  # of a client's number of epochs
+_HOLDOUT_PURPOSE = 67  # of the rows that a client holds back
+_JUDGES_PURPOSE = 68  # of the clients on which models are compared
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -77,6 +79,19 @@ def shuffle_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batc
     return row[order][place].view(len(ids), steps, batch)
 
 
+def order_rows(seed: int, owner: Tensor, position: Tensor) -> Tensor:
+    """[D] int64: the place of each row in a random order of its client's rows, drawn once for the whole run.
+
+    `owner` [D] rises; `position` [D] is a row's place among the rows of its client.
+    """
+    stream = _side_stream(_HOLDOUT_PURPOSE, seed, 0, owner)
+    order = _mix(stream + (position + 1) * _STEP).argsort(stable=True)
+    order = order[owner[order].argsort(stable=True)]  # by client, and by the random bits within it
+    place = torch.empty_like(position)
+    place[order] = position
+    return place
+
+
 class RowSampling(Protocol):
     """Which rows clients take at each local step; see `draw_rows`."""
 
@@ -105,6 +120,11 @@ def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
         return torch.arange(clients)
     bits = _stream(seed, -1 - k, torch.arange(clients))
     return bits.topk(n, sorted=False).indices.sort().values
+
+
+def choose_judges(seed: int, clients: int, n: int) -> Tensor:
+    """[n] int64, rising: the clients on which the models of a run are compared, the same in all of its rounds."""
+    return shuffle_clients(_JUDGES_PURPOSE, seed, clients)[:n].sort().values
 
 
 def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:

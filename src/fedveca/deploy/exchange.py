@@ -6,11 +6,14 @@ Loads no PyTorch: Flower starts a process for every message.
 from __future__ import annotations
 
 import json
-from typing import NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
+
+if TYPE_CHECKING:
+    from fedveca.cohorts.contract import HeldPart  # at run time it would load PyTorch
 
 PROCESS = "node_process"  # in a node's folder: the log of its process, the file with its id, and its socket
 ConfigValue = bool | int | float | str
@@ -18,14 +21,19 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 class NodeOrder(TypedDict):
-    """What the server asks of one client; without a round, who it is and how many rows it has."""
+    """What the server asks of one client; without a round, who it is and how many rows it has.
 
-    classes: int
-    pixels: str
+    A server that has no data does not know the classes either, and asks what the rows look like.
+    """
+
+    classes: NotRequired[int]
+    pixels: NotRequired[str]
     tokens: NotRequired[bool]  # whether whole numbers in x stay whole
     fixed: NotRequired[str]  # a hash of the model's frozen part at the server
     round: NotRequired[int]
     tau: NotRequired[int]
+    part: NotRequired[HeldPart]  # in place of tau: the rows to evaluate the model on
+    finetune: NotRequired[int]  # local steps before that
     wire: NotRequired[str]
     token: NotRequired[int]  # of the run
     known: NotRequired[int]  # the round whose memory counts; -1 is none
@@ -42,7 +50,7 @@ class NodeRequest(TypedDict):
 class NodeAnswer(TypedDict, total=False):
     """A client's answer besides its vectors, or only the error in its place."""
 
-    fields: dict[str, int | bool]
+    fields: dict[str, ConfigValue]
     numbers: dict[str, float]
     error: str
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 
 from fedveca.deploy.launch import HOST, Federation
+from fedveca.deploy.node_process import NODE_DATA
 from fedveca.deploy.processes import is_alive
 from fedveca.deploy.provision import write_app
 from fedveca.deploy.server import check_deployable
@@ -47,7 +49,8 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
         require_new(out)
     if leads_out(out, "deployment"):
         raise UserError(f"{out / 'deployment'} is a link to elsewhere, or holds one; it is not written")
-    build(e)  # reports at once what does not fit, and gets the data before every node asks for them
+    if e.test_by != "client" or not os.environ.get(NODE_DATA):  # else only the nodes have data
+        build(e)  # reports at once what does not fit, and gets the data before every node asks for them
     try:
         with Federation(out / "deployment", e.clients) as federation:
             write_app(federation.folder / "app", e)

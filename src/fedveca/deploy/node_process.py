@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import sys
@@ -26,21 +27,40 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory, make_new_memory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
-from fedveca.deploy.exchange import PROCESS, Arrays, ConfigValue, NodeAnswer, NodeRequest, decode_request, encode
+from fedveca.deploy.exchange import (
+    PROCESS,
+    Arrays,
+    ConfigValue,
+    NodeAnswer,
+    NodeOrder,
+    NodeRequest,
+    decode_request,
+    encode,
+)
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import choose_sample, cohort_options, load_data, make_method, make_problem
+from fedveca.runs.build import (
+    choose_sample,
+    cohort_options,
+    hold_back,
+    holds_back,
+    load_data,
+    make_method,
+    make_problem,
+)
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.files import write_atomic
 from fedveca.tasks.custom import import_object
-from fedveca.tasks.datasets.dataset import Dataset, Inputs
+from fedveca.tasks.datasets.dataset import CHANNELS, Dataset
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.models import MODELS
 from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares
 
+NODE_DATA = "FEDVECA_NODE_DATA"  # names a node's rows
 NODE_IDLE_SECONDS = 3600.0
 MEMORY_DAYS = 30  # then the memory of a run that nobody resumes is deleted
 
@@ -66,6 +86,8 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     pinned = read_pin(folder)
     if pinned is not None and ":" in e.model and e.model != pinned["model"]:
         raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
+    if "classes" not in order:
+        return _describe_client(e, client), {}
     local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
     fixed = local.problem.hash_fixed()
     if fixed != order.get("fixed", ""):
@@ -74,8 +96,9 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
             f"its hash is {fixed[:12] or 'none'}, not {order.get('fixed', '')[:12] or 'none'}; install the same files"
         )
     if "round" not in order:
-        return {"fields": {"client": client, "rows": int(local.sizes[client])}, "numbers": {}}, {}
-    k, tau, known = order["round"], order["tau"], order["known"]
+        held = {part: int(rows.sizes[client]) for part, rows in local.held.items()}
+        return {"fields": {"client": client, "rows": int(local.sizes[client]), **held}, "numbers": {}}, {}
+    k, known = order["round"], order["known"]
     named = {name: torch.from_numpy(widen(v, order["wire"])).to(local.device) for name, v in arrays.items()}
     if len(named["w"]) != local.problem.size:
         raise UserError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
@@ -84,8 +107,11 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     local.memory = ClientMemory(client + 1)
     if make_new_memory(local.algorithm, sent, local.local_statistics):
         local.memory.remember(here, files.read(known))
+    if "part" in order:
+        return _evaluate(local, client, sent, order), {}
+    tau = order["tau"]
     who, report = local(k, sent, here, torch.tensor([tau]))
-    fields: dict[str, int | bool] = {"client": client, "round": k, "tau": tau}
+    fields: dict[str, ConfigValue] = {"client": client, "round": k, "tau": tau}
     if len(who) == 0:
         return {"fields": fields | {"diverged": True}, "numbers": {}}, {}
     if len(local.memory) and tau:
@@ -94,6 +120,36 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
     vectors = {name: narrow(v.cpu().numpy(), order["wire"]) for name, v in report.mean.items()}
     return {"fields": fields, "numbers": numbers}, vectors
+
+
+def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:
+    """What the client finds on the rows that it holds back; nothing of it is remembered."""
+    k = order["round"]
+    scores = local.evaluate(k, sent, order["part"], order.get("finetune", 0))
+    fields: dict[str, ConfigValue] = {"client": client, "round": k, "rows": int(scores.rows.sum())}
+    numbers = {name: float(v[0]) for name, v in scores.values.items()} if len(scores.ids) else {}
+    if not all(map(math.isfinite, numbers.values())):
+        return {"fields": fields | {"diverged": True}, "numbers": {}}
+    return {"fields": fields, "numbers": numbers}
+
+
+def _describe_client(e: Experiment, client: int) -> NodeAnswer:
+    """Who it is, how many rows it has and what they look like: for a server that has no data."""
+    from fedveca.cohorts.flower.forms import NodeForm  # with Flower: a node has it, a test of this file need not
+
+    found = load_client_data(e, client)
+    if found.inputs:
+        raise UserError(f"client {client} has rows of several inputs; the server needs test data for those")
+    if found.pixels == CHANNELS:
+        raise UserError("pixels=channels needs the means of all clients' rows; take unit or standardised")
+    if len(found.y) == 0:
+        raise UserError(f"client {client} has no rows")
+    held = hold_back(e, _own_rows(client, len(found.y)))
+    form = NodeForm(
+        tuple(found.x.shape[1:]), tuple(found.y.shape[1:]), found.x.dtype == torch.int64, found.pixels, found.classes
+    )
+    counts = {name: len(part.rows) for name, part in zip(("rows", "val", "test"), held, strict=True)}
+    return {"fields": {"client": client, **counts, **form.to_settings()}, "numbers": {}}
 
 
 class NodeMemoryFiles:
@@ -137,7 +193,9 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
 
     `classes` is the server's; 0 where the targets are numbers. With `tokens` whole numbers in x stay whole.
     """
-    x, y, inputs = load_client_rows(e, client)
+    found = load_client_data(e, client)
+    x: Tensor | LazyRows = found.x
+    y, inputs = found.y, found.inputs
     if not inputs and (tokens or x.dtype == torch.int64):
         kind = torch.int64 if tokens else torch.float32
         x = x.cast(kind) if isinstance(x, LazyRows) else x.to(kind)
@@ -151,27 +209,36 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
         if low < 0 or high >= classes or not whole:
             raise UserError(f"client {client} has labels from {low} to {high}; allowed: 0 to {classes - 1}, whole")
     y = y.long() if classes else y.float()
-    alone = Shares(torch.arange(len(y)), torch.tensor([0] * (client + 1) + [len(y)]))
+    alone = _own_rows(client, len(y))
     if e.feature_noise:
         x = add_noise(x, alone, e.clients, e.feature_noise, e.seed, pixels=pixels, inputs=inputs)
     sample = choose_sample(x, y, classes, pixels, inputs)
     problem = make_problem(e, tuple(x.shape[1:]), classes, sample=sample, inputs=inputs)
     options = cohort_options(e)
+    held = hold_back(e, alone)
     options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
+    options |= {"held": held if holds_back(e) else None}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LocalCohort(make_method(e), problem, x, y, alone, device=device, **options)
+    return LocalCohort(make_method(e), problem, x, y, held.train, device=device, **options)
 
 
-def load_client_rows(e: Experiment, client: int) -> tuple[Tensor | LazyRows, Tensor, Inputs]:
-    """The client's rows, without noise: what FEDVECA_NODE_DATA names, else its share of the experiment's data set."""
-    if name := os.environ.get("FEDVECA_NODE_DATA", ""):
-        found = load_node_rows(name, "FEDVECA_NODE_DATA")
-        return found.x, found.y, found.inputs
+def _own_rows(client: int, rows: int) -> Shares:
+    """The only rows of this process are one client's; all clients before it have none here."""
+    return Shares(torch.arange(rows), torch.tensor([0] * (client + 1) + [rows]))
+
+
+def load_client_data(e: Experiment, client: int) -> Dataset:
+    """The client's rows, without noise: what FEDVECA_NODE_DATA names, else its share of the experiment's data set.
+
+    In that name {client} is the client's number: so one name is enough for several nodes on one machine.
+    """
+    if name := os.environ.get(NODE_DATA, ""):
+        return interpret_rows(load_node_rows(name.replace("{client}", str(client)), NODE_DATA), e)
     if client >= e.clients:
         raise UserError(f"partition-id {client} is out of range; clients={e.clients} allows 0 to {e.clients - 1}")
     data, shares = load_data(dataclasses.replace(e, feature_noise=0.0))
     mine = shares.rows[shares.start[client] : shares.start[client + 1]]
-    return data.x[mine], data.y[mine], data.inputs
+    return dataclasses.replace(data, x=data.x[mine], y=data.y[mine], writer=None)
 
 
 def load_node_rows(name: str, source: str) -> Dataset:
@@ -207,6 +274,23 @@ def load_node_rows(name: str, source: str) -> Dataset:
         x = x.float()
     y = y if y.is_floating_point() else y.long()
     return Dataset("", x, y, x, y, 0, "as-is", None)
+
+
+def interpret_rows(found: Dataset, e: Experiment) -> Dataset:
+    """Rows of a file as the experiment takes them: tokens or numbers, labels or numbers, and how they are prepared.
+
+    Targets with a decimal point are numbers to predict if one of them is not whole, or if the loss is squared_error. A
+    whole data set of a loader says all of this itself.
+    """
+    if found.name:
+        return dataclasses.replace(found, name=e.data)
+    x, y = found.x, found.y
+    if x.dtype == torch.int64 and e.model in MODELS and not MODELS[e.model].tokens:
+        x = x.float()  # a custom model takes whole numbers as tokens
+    numbers = y.is_floating_point() and (e.loss == "squared_error" or not torch.equal(y, y.round()))
+    y = y.float() if numbers else y.long()
+    pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
+    return Dataset(e.data, x, y, x, y, 0 if numbers or not len(y) else int(y.max()) + 1, pixels, None)
 
 
 def _main() -> None:

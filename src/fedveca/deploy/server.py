@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import time
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedveca.cohorts.flower.cohort import FlowerCohort
+    from fedveca.cohorts.flower.cohort import FlowerCohort, NodeTask
+    from fedveca.cohorts.flower.forms import NodeForm
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
     from fedveca.tasks.datasets.dataset import Dataset
@@ -49,6 +51,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         context: Flower's context. Its run-config holds settings of an `Experiment` under their own names, and may
             hold `out`, the run folder to write, or `resume`, a run folder to resume.
         data: the test rows; without it those that FEDVECA_TEST_DATA names, else those of the experiment's data set.
+            With test_by=client the server needs none, and reads none.
 
     Returns:
         The run, as from `fedveca.run`.
@@ -69,8 +72,11 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         e = Run.open(former).experiment if former else make_experiment(config)
         if former:
             e = dataclasses.replace(e, rounds=max(int(config.get("rounds", 0)), e.rounds))
-        test = data or load_test_data(e)
-        cohort = make_cohort(grid, e, test)
+        if e.test_by == "client" and data is None:
+            cohort, test = join_without_data(grid, e)
+        else:
+            test = data or load_test_data(e)
+            cohort = make_cohort(grid, e, test)
         observers = [LogObserver()]
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
@@ -81,34 +87,75 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
 
 def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
     """The federation's clients as a cohort; returns when all of them are connected."""
-    import torch
+    return _connect(grid, e, _make_task(e, data), say)
 
+
+def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = print) -> tuple[FlowerCohort, Dataset]:
+    """The clients, and what stands for a data set at a server that has none: two rows of zeros, of the nodes' form."""
+    found: list[Dataset] = []
+
+    def make_task(form: NodeForm) -> NodeTask:
+        found.append(_make_rows(e, form))
+        return _make_task(e, found[0])
+
+    return _connect(grid, e, make_task, say), found[0]
+
+
+def _connect(
+    grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
+) -> FlowerCohort:
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import choose_sample, cohort_options, make_method, make_problem
+    from fedveca.runs.build import check_held, cohort_options, make_method
 
     check_deployable(e)
     options = cohort_options(e)
-    sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
-    shape = tuple(data.x_test.shape[1:])
-    problem = make_problem(e, shape, data.classes, sample=sample, inputs=data.inputs)
-    note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}
-    note |= {"tokens": True} if data.x_test.dtype == torch.int64 else {}
-    note |= {"fixed": fixed} if (fixed := problem.hash_fixed()) else {}
-    return FlowerCohort(
+    cohort = FlowerCohort(
         grid,
         make_method(e),
         e.clients,
-        note,
+        task,
         want_loss=options["want_loss"],
         want_loss_after=options["want_loss_after"],
         wire=e.wire,
         timeout=e.round_timeout,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
-        statistics=problem.statistics,
         say=say,
         nodes=_read_nodes(),
     )
+    check_held(e, cohort.held["val"], cohort.held["test"])
+    return cohort
+
+
+def _make_task(e: Experiment, data: Dataset) -> NodeTask:
+    """What nodes and their answers must agree with, by the rows at the server."""
+    import torch
+
+    from fedveca.cohorts.flower.cohort import NodeTask
+    from fedveca.cohorts.scores import LOSS
+    from fedveca.runs.build import choose_sample, make_problem
+    from fedveca.runs.schema import describe_quantity
+
+    sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
+    shape = tuple(data.x_test.shape[1:])
+    problem = make_problem(e, shape, data.classes, sample=sample, inputs=data.inputs)
+    note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}
+    note |= {"tokens": True} if data.x_test.dtype == torch.int64 else {}
+    note |= {"fixed": fixed} if (fixed := problem.hash_fixed()) else {}
+    share = describe_quantity(f"test_{problem.measure}").unit == "share"
+    scores = {LOSS: (0.0, math.inf), problem.measure: (0.0, 1.0) if share else (-math.inf, math.inf)}
+    return NodeTask(note, problem.statistics, scores)
+
+
+def _make_rows(e: Experiment, form: NodeForm) -> Dataset:
+    """Rows that have the form of the nodes' and nothing else: a model is built and tried on them, never tested."""
+    import torch
+
+    from fedveca.tasks.datasets.dataset import Dataset
+
+    x = torch.zeros(2, *form.shape, dtype=torch.int64 if form.tokens else torch.float32)
+    y = torch.zeros(2, *form.targets, dtype=torch.int64 if form.classes else torch.float32)
+    return Dataset(e.data, x[:0], y[:0], x, y, form.classes, form.pixels, None)
 
 
 def _read_nodes() -> dict[int, int] | None:
@@ -142,36 +189,21 @@ def check_deployable(e: Experiment) -> None:
 
 
 def load_test_data(e: Experiment) -> Dataset:
-    """What the server tests on: what FEDVECA_TEST_DATA names, else the test rows of the experiment's data set.
-
-    Targets with a decimal point are numbers to predict if one of them is not whole, or if the loss is squared_error.
-    """
+    """What the server tests on: what FEDVECA_TEST_DATA names, else the test rows of the experiment's data set."""
     from fedveca.runs.build import load_data
-    from fedveca.tasks.datasets.dataset import Dataset
 
     name = os.environ.get(TEST_DATA, "")
     if not name:
         return dataclasses.replace(load_data(e)[0], writer=None)
-    import torch
-
-    from fedveca.deploy.node_process import load_node_rows
-    from fedveca.tasks.models import MODELS
+    from fedveca.deploy.node_process import interpret_rows, load_node_rows
 
     if e.pixels == "channels":
         raise UserError(
             f"pixels=channels needs the means of the training rows, which a server with {TEST_DATA} does not have; "
             "take unit or standardised"
         )
-    found = load_node_rows(name, TEST_DATA)
-    if found.name:
-        return dataclasses.replace(found, name=e.data, x=found.x[:0], y=found.y[:0], writer=None)
-    x, y = found.x, found.y
-    if x.dtype == torch.int64 and e.model in MODELS and not MODELS[e.model].tokens:
-        x = x.float()  # a custom model takes whole numbers as tokens
-    numbers = y.is_floating_point() and (e.loss == "squared_error" or not torch.equal(y, y.round()))
-    y = y.float() if numbers else y.long()
-    pixels = e.pixels if e.pixels != "auto" else "unit" if x.dtype == torch.uint8 and x.dim() in (3, 4) else "as-is"
-    return Dataset(e.data, x[:0], y[:0], x, y, 0 if numbers else int(y.max()) + 1, pixels, None)
+    found = interpret_rows(load_node_rows(name, TEST_DATA), e)
+    return dataclasses.replace(found, x=found.x[:0], y=found.y[:0], writer=None)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from fedveca.cohorts.aggregate import aggregation_rule
 from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.debug import DebugCohort
 from fedveca.cohorts.faults import Faults, FaultyCohort
+from fedveca.cohorts.holdout import Holdout, hold_out
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
@@ -50,7 +51,7 @@ class Built(NamedTuple):
     """An experiment's parts, ready for `federate`."""
 
     data: Dataset
-    shares: Shares
+    shares: Shares  # the rows that each client trains on
     problem: Problem
     algorithm: Algorithm
     cohort: Cohort
@@ -60,6 +61,7 @@ class Built(NamedTuple):
     statistics: Tensor = torch.empty(0)  # [S] the model's running statistics at the start
     init_sha256: str = ""  # of the file that init names
     steps: StepRule | None = None  # of each round, where they are drawn anew
+    held: Holdout | None = None  # each client's rows in parts, where it holds some back
 
     def __repr__(self) -> str:
         """One line: what is to run, and how large it is."""
@@ -99,13 +101,23 @@ def build(
     if cohort is None:
         if data is None:
             check_rows(e)
-        data, shares = load_data(e, data, partition)
+        data, owned = load_data(e, data, partition, pool=not holds_back(e))
+        held = hold_back(e, owned)
+        check_held(e, held.val.sizes, held.test.sizes)
+        shares = held.train
     else:
         if data is None or not callable(cohort) or not isinstance(getattr(cohort, "sizes", None), Tensor):
             raise UserError(
                 f"cohort={show_value(cohort)} needs sizes, a tensor, to be called for a round, and data=..."
             )
+        if holds_back(e) and not callable(getattr(cohort, "evaluate", None)):
+            raise UserError(f"cohort={show_value(cohort)} cannot evaluate its clients, as test_by={e.test_by} asks")
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
+        held = None
+    if is_pooled(e.method) and e.finetune_steps:
+        raise UserError(
+            f"finetune_steps={e.finetune_steps} cannot go with method={e.method}, which has no clients that train"
+        )
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
@@ -149,6 +161,7 @@ def build(
         "pixels": data.pixels,
         "send": compose_sending(privacy, faults),
         "equal_weights": bool(privacy),
+        "held": held if holds_back(e) else None,
     }
     if e.engine == "ray":
         cohort = _on_ray(e, algorithm, remake, data, shares, options)
@@ -158,7 +171,7 @@ def build(
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort
-    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found, steps)
+    return Built(data, shares, problem, algorithm, cohort, state, e, account, running, found, steps, held)
 
 
 def make_start(e: Experiment, problem: Problem) -> tuple[Tensor, Tensor, str]:
@@ -283,12 +296,38 @@ def describe_rows(data: Dataset) -> RowForm:
     }
 
 
+def holds_back(e: Experiment) -> bool:
+    """Whether clients hold rows back, to be evaluated only."""
+    return e.val > 0 or e.test_by != "server"
+
+
+def hold_back(e: Experiment, owned: Shares) -> Holdout:
+    """Each client's rows in parts; the one client of a pooled method trains on what all clients would.
+
+    The simulator and a node, which has its own rows only, ask here.
+    """
+    held = hold_out(owned, e.seed, val=e.val, test=e.test_share if e.test_by != "server" else 0.0)
+    if is_pooled(e.method) and holds_back(e):
+        rows = torch.unique(held.train.rows)
+        return held._replace(train=Shares(rows, torch.tensor([0, len(rows)])))
+    return held
+
+
+def check_held(e: Experiment, val: Tensor, test: Tensor) -> None:
+    """UserError where no client has a row to evaluate; `val` and `test` [N] are the rows that each holds back."""
+    for name, wanted, sizes in (("val", e.val > 0, val), ("test_share", e.test_by != "server", test)):
+        if wanted and int(sizes.sum()) == 0:
+            raise UserError(f"{name}={getattr(e, name)} leaves no client a row to hold back; take a larger share")
+
+
 def load_data(
     e: Experiment,
     data: Dataset | None = None,
     custom: Partition | None = None,
+    *,
+    pool: bool = True,
 ) -> tuple[Dataset, Shares]:
-    """The data set and which client owns which of its rows."""
+    """The data set and which client owns which of its rows; one client owns all for a pooled method, with `pool`."""
     if data is None:
         data = datasets.load(e.data, e.data_dir, clients=e.clients, heterogeneity=e.heterogeneity, seed=e.seed)
     if e.pixels in ("unit", "standardised", CHANNELS) and e.pixels != data.pixels and data.x.dim() != 4:
@@ -300,7 +339,7 @@ def load_data(
         data = dataclasses.replace(data, pixels=e.pixels)
     if e.batch > len(data.y):
         raise UserError(f"batch={e.batch} is more than the {len(data.y)} training rows; take a smaller one")
-    pooled = is_pooled(e.method)
+    pooled = pool and is_pooled(e.method)
     shares = _deal_rows(e, data, custom, alone=pooled and not e.feature_noise)
     if e.feature_noise:  # noise is the owner's: a client's rows are copies of its own, in its order
         clients = len(shares.sizes)

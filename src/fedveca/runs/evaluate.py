@@ -13,7 +13,7 @@ from fedveca.algorithms.contract import HasModel
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise
 from fedveca.runs.folder import to_json
-from fedveca.runs.schema import Evaluation, ModelResult, Round
+from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.problem import Problem
@@ -51,10 +51,6 @@ class Evaluator:
         sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
         loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
         return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
-
-    def describe(self, k: int, model: Tensor) -> ModelResult:
-        """The closing values of a model that was made by round k."""
-        return {"round": k, **self(model)}
 
 
 class GrowthCheck:
@@ -112,9 +108,12 @@ class Keeper:
         self.kept_round, self.kept_loss = kept_round, kept_loss  # F(kept)
         self.rollback = Rollback(lowest) if keep == "rollback" else None
 
-    def judge(self, state: HasModel, record: Round) -> None:
-        """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late."""
-        if self.keep == "best" and "train_loss" in record:  # perhaps no client answered
+    def judge(self, state: HasModel, record: Round, late: bool = True) -> None:
+        """One round more; F(w_k) is known with round k, so under keep=best w_k is judged one round late.
+
+        Where it is not `late`, the round's model is judged by `consider`, once its loss is known.
+        """
+        if self.keep == "best" and late and "train_loss" in record:  # perhaps no client answered
             loss = record["train_loss"]
             record["accepted"] = loss is not None and loss <= self.kept_loss
             if loss is not None and record["accepted"]:
@@ -122,6 +121,12 @@ class Keeper:
         record.setdefault("accepted", True)
         self.state, self.round = state, self.round + 1
         self.model = self._join()
+
+    def consider(self, loss: float, record: Round) -> None:
+        """Keeps the model of the round where its loss is not above that of the kept one; a void round made none."""
+        record["accepted"] = record["accepted"] and math.isfinite(loss) and loss <= self.kept_loss
+        if record["accepted"]:
+            self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
 
     def choose(self, last_loss: float) -> None:
         """Keeps the last model where its loss is not above that of the kept one."""

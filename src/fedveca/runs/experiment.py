@@ -21,6 +21,7 @@ from fedveca.runs.setting_fields import (
     OPTIMIZER_STATE_TEXTS,
     SCHEDULE_TEXTS,
     SERVER_OPTIMIZER_TEXTS,
+    TEST_BY_TEXTS,
     AggregationName,
     Auto,
     DataName,
@@ -44,6 +45,7 @@ from fedveca.runs.setting_fields import (
     ServerOptimizerName,
     SettingGroup,
     TaskDefault,
+    TestBy,
     Wire,
     method_option,
 )
@@ -70,6 +72,7 @@ FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a 
 SettingField = dataclasses.Field[Any]
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 
+MOST_VAL = 0.9  # share of a client's rows
 MOST_BETA = 0.999999  # of momentum and moments: at 1 nothing new would count
 _INITS = get_args(Init)
 _task, _clients, _training = SettingGroup("task"), SettingGroup("clients"), SettingGroup("training")
@@ -183,8 +186,18 @@ class Experiment:
         "running statistics of BatchNorm: averaged with the model, kept at each client, or as they were at the start",
         of=get_args(NormStatistics),
     )
+    test_by: TestBy = _evaluation("server", "who tests a model", of=TEST_BY_TEXTS)
+    test_share: float = _evaluation(
+        0.2, "test_by=client, both: share of each client's rows that only test", low=0, high=1, open_ends=True
+    )
     val: float = _evaluation(
-        0.0, "share of each client's rows that only choose: the kept model, the end of the run", low=0, high=0.9
+        0.0, "share of each client's rows that only choose: the kept model, the end of the run", low=0, high=MOST_VAL
+    )
+    finetune_steps: int = _evaluation(
+        0,
+        "test_by=client, both: each client also tests its model after so many local steps of its own",
+        low=0,
+        high=10**5,
     )
     target: float = _evaluation(
         0.0, "value of the first metric at which the run ends, on validation rows, else on test rows (0: off)"
@@ -251,6 +264,7 @@ class Experiment:
             )
         parse_faults(self.faults)
         self._check_optimisers()
+        self._check_evaluation()
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
         epochs = parse_epochs(self.epochs)
@@ -280,6 +294,22 @@ class Experiment:
             )
         if self.lr_warmup and self.lr_warmup >= self.rounds:
             raise UserError(f"lr_warmup={self.lr_warmup} is out of range; allowed: fewer than the {self.rounds} rounds")
+
+    def _check_evaluation(self) -> None:
+        at_clients = self.test_by != "server"
+        if at_clients and self.test_share + self.val >= 1:
+            raise UserError(
+                f"test_share={self.test_share} and val={self.val} leave no row to train on; their sum is less than 1"
+            )
+        if self.finetune_steps and not at_clients:
+            raise UserError(
+                f"finetune_steps={self.finetune_steps} needs test rows of each client: test_by=client or both"
+            )
+        for name, used in (("test_by", at_clients), ("val", bool(self.val))):
+            if self.dp_noise and used:
+                raise UserError(
+                    f"{name}={getattr(self, name)} cannot go with dp_noise: what each client evaluates gets no noise"
+                )
 
     @classmethod
     def preset(cls, name: str, **settings: object) -> Experiment:

@@ -128,18 +128,9 @@ def compose_order(algorithm: Algorithm, state: Any, statistics: RunningStatistic
     return order._replace(aux={**order.aux, STATISTICS: statistics.now}) if statistics else order
 
 
-def evaluate_loss(
-    algorithm: Algorithm,
-    cohort: Cohort,
-    state: Any,
-    k: int,
-    participation: float,
-    seed: int,
-    statistics: RunningStatistics | None = None,
-) -> float:
-    """F(w_k) = sum p_i F_i(w_k), by a round without steps."""
-    ids = choose_clients(cohort, k, participation, seed)
-    answered, report = cohort(k, compose_order(algorithm, state, statistics), ids, torch.zeros_like(ids))
+def evaluate_loss(cohort: Cohort, order: Order, k: int, ids: Tensor) -> float:
+    """F(w) = sum p_i F_i(w) over clients `ids` at the order's model, by a round without steps; inf without answers."""
+    answered, report = cohort(k, order, ids, torch.zeros_like(ids))
     return float(_weigh(cohort, answered) @ report.each["loss"]) if len(answered) else math.inf
 
 

@@ -21,7 +21,6 @@ from fedveca.runs.files import read_directions, read_inside, read_lines, write_a
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
     END_REASONS,
-    SCHEMA,
     Direction,
     EndReason,
     Environment,
@@ -29,6 +28,7 @@ from fedveca.runs.schema import (
     Partition,
     Round,
     Summary,
+    describe_quantity,
     find_metric,
     get_number,
     is_number,
@@ -171,7 +171,7 @@ class Run:
 
     def better(self, name: str) -> Direction | None:
         """Whether a higher or a lower value of a recorded quantity is better; None where nobody has stated it."""
-        return SCHEMA[name].better if name in SCHEMA else self.directions.get(name)
+        return describe_quantity(name, self.directions).better
 
     def column(self, name: str) -> list[Json]:
         """One recorded quantity over the rounds that have it."""
@@ -268,10 +268,17 @@ class RunFolder:
         self._rounds = os.fdopen(lines, "ab", buffering=0)
 
     @staticmethod
-    def make(path: Path, experiment: Experiment, environment: Environment, counts: Tensor | None) -> RunFolder:
+    def make(
+        path: Path,
+        experiment: Experiment,
+        environment: Environment,
+        counts: Tensor | None,
+        held: Mapping[str, Tensor] | None = None,
+    ) -> RunFolder:
         """A new folder with environment, partition and, last, the settings; with these it is a run.
 
-        `counts` are the rows of each label [N, C] by client; of very many clients, evenly spaced ones are written.
+        `counts` are the rows of each label [N, C] by client, `held` the rows [N] that each holds back, by what for; of
+        very many clients, evenly spaced ones are written.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -279,7 +286,7 @@ class RunFolder:
             write_atomic(path / "environment.json", _encode(environment, indent=2))
             write_atomic(path / "rounds.jsonl", b"")
             if counts is not None:
-                write_atomic(path / "partition.json", _encode(_describe_partition(counts)))
+                write_atomic(path / "partition.json", _encode(_describe_partition(counts, held or {})))
             write_atomic(path / "experiment.toml", experiment.toml().encode())
             return RunFolder(path)
         except OSError as error:
@@ -402,16 +409,17 @@ def to_json(value: object) -> Json:
     return cast(Json, value)
 
 
-def _describe_partition(counts: Tensor) -> Partition:
+def _describe_partition(counts: Tensor, held: Mapping[str, Tensor]) -> Partition:
     import torch
 
     pick = torch.linspace(0, len(counts) - 1, min(len(counts), PARTITION_CLIENTS)).round().long()
-    return {
+    found: Partition = {
         "all": len(counts),
         "clients": pick.tolist(),
         "sizes": counts.sum(1)[pick].tolist(),
         "labels": counts[pick].tolist(),
     }
+    return cast(Partition, found | {name: sizes[pick].tolist() for name, sizes in held.items()})
 
 
 def _remove_drafts(folder: Path) -> None:

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 import torch
+from torch import Tensor
 
-from fedveca.algorithms.registry import is_adaptive
+from fedveca.algorithms.registry import is_adaptive, is_pooled
 from fedveca.cohorts.client_store import RowsError
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
-from fedveca.runs.build import Built, build, describe_rows
+from fedveca.runs.build import Built, build, describe_rows, holds_back
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, memory_file
+from fedveca.runs.client_evaluation import ModelEvaluator, drop_evaluation
 from fedveca.runs.early_stopping import EarlyStopping, describe_ending
 from fedveca.runs.epoch_settings import parse_epochs
-from fedveca.runs.evaluate import Evaluator, GrowthCheck, Keeper
+from fedveca.runs.evaluate import GrowthCheck, Keeper
 from fedveca.runs.experiment import Experiment, count_probe_rows, is_path
-from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import (
     FORMER,
@@ -129,7 +131,7 @@ def run(
         counts = label_counts(built.shares, built.data.y, built.data.classes)
     with (
         lock_folder(out, make=True),
-        RunFolder.make(out, built.experiment, environment, counts) as folder,
+        RunFolder.make(out, built.experiment, environment, counts, _count_held(built)) as folder,
         stop_or_signal(stop) as stopping,
     ):
         built.cohort.memory.home = out / MEMORY_FILE
@@ -219,7 +221,7 @@ def _run_rounds(
     """The rounds that are left, then the closing summary; `spent` are the seconds of the run's former parts."""
     e, start, diverged = built.experiment, time.perf_counter(), ""
     path = folder.path if folder else None
-    evaluator = Evaluator(built.problem, built.data, device)
+    evaluator = ModelEvaluator(built, device)
     checkpointer, growth = Checkpointer(path, built), GrowthCheck(records)
     early = _watch_end(built, records)
     ended: EndReason | Literal[""] = early.ended
@@ -240,14 +242,17 @@ def _run_rounds(
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
     with observe(observers, e, path, records) as done, guard:
         try:
+            if evaluator.judges_at_once and keeper.round == 0:
+                keeper.kept_loss = evaluator.find_loss(0, keeper.state, keeper.kept, {})
             for state, record in rounds:
-                keeper.judge(state, record)
-                tested = keeper.round % e.test_every == 0 or keeper.round == e.rounds
-                if tested:
-                    record = {**record, **evaluator(keeper.model)}
+                keeper.judge(state, record, late=not evaluator.judges_at_once)
+                tested, bare = keeper.round % e.test_every == 0 or keeper.round == e.rounds, record
+                record = evaluator.evaluate_round(keeper.round, keeper.state, keeper.model, bare, tested)
                 if early.judge(record) and not tested:  # the last round is always tested
-                    record = {**record, **evaluator(keeper.model)}
+                    record = evaluator.evaluate_round(keeper.round, keeper.state, keeper.model, bare, True)
                     early.judge(record)
+                if evaluator.judges_at_once:
+                    keeper.consider(evaluator.find_loss(keeper.round, keeper.state, keeper.model, record), record)
                 if built.account:
                     record["epsilon"] = built.account.spent(keeper.round)
                 growth.judge(record)
@@ -272,25 +277,15 @@ def _run_rounds(
                     break
         except Diverged as error:
             diverged = str(error)
-        last_loss = -math.inf
-        if e.keep == "best":
-            last_loss = evaluate_loss(
-                built.algorithm,
-                built.cohort,
-                keeper.state,
-                keeper.round,
-                e.participation,
-                e.seed,
-                keeper.statistics,
-            )
-        keeper.choose(last_loss)
+        if not evaluator.judges_at_once:
+            keeper.choose(_evaluate_last(built, keeper) if e.keep == "best" else -math.inf)
         summary: Summary = {
             "experiment": asdict(e),
             "tau_all": sum(sum(record["tau"]) for record in records),
             "seconds": round(spent + time.perf_counter() - start, 3),
             "rounds": len(records),
-            "last": evaluator.describe(keeper.round, keeper.model),
-            "kept": evaluator.describe(keeper.kept_round, keeper.kept),
+            "last": evaluator.describe(keeper.round, keeper.state, keeper.model),
+            "kept": evaluator.describe(keeper.kept_round, keeper.state, keeper.kept),
         }
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
@@ -353,8 +348,23 @@ def _drop_test_values(record: Round, e: Experiment) -> Round:
     k = record["round"] + 1
     if k % e.test_every == 0 or k == e.rounds:
         return record
-    kept: Round = {name: v for name, v in record.items() if not name.startswith("test_")}  # type: ignore[assignment]
-    return kept
+    return drop_evaluation(record, val=e.keep != "best")
+
+
+def _evaluate_last(built: Built, keeper: Keeper) -> float:
+    """F of the last model: under keep=best that of each other one is known from the round after it."""
+    e = built.experiment
+    order = compose_order(built.algorithm, keeper.state, keeper.statistics)
+    ids = choose_clients(built.cohort, keeper.round, e.participation, e.seed)
+    return evaluate_loss(built.cohort, order, keeper.round, ids)
+
+
+def _count_held(built: Built) -> dict[str, Tensor]:
+    """[N] rows that clients hold back, by what for; of a pooled method, those of all clients together."""
+    parts = {"val": built.held.val, "test": built.held.test} if built.held and holds_back(built.experiment) else {}
+    sizes = {name: part.sizes for name, part in parts.items()}
+    pooled = is_pooled(built.experiment.method)
+    return {name: v.sum()[None] if pooled else v for name, v in sizes.items()}
 
 
 def _watch_end(built: Built, records: list[Round]) -> EarlyStopping:

@@ -1,14 +1,14 @@
 """What a run records: every quantity is declared here once, and everything that shows or reads one asks here.
 
-A round's line holds the quantities of `SCHEMA`, the test values (`test_` and the metric's name) and what a custom
-method records. Rounds are counted from 0 on disk and from 1 wherever they are shown.
+A round's line holds the quantities of `SCHEMA`, the test values (`test_` and the metric's name), those of `FAMILIES`
+and what a custom method records. Rounds are counted from 0 on disk and from 1 wherever they are shown.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Required, TypedDict, TypeGuard, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard, get_args
 
 from fedveca.errors import UserError, printable
 
@@ -32,7 +32,7 @@ class Evaluation(TypedDict, total=False):
 
 
 class Round(Evaluation, total=False):
-    """One line of rounds.jsonl; lists run over `ids`."""
+    """One line of rounds.jsonl; lists run over `ids`, those of `client_` over `tested`."""
 
     round: Required[int]
     ids: Required[list[int]]
@@ -49,6 +49,7 @@ class Round(Evaluation, total=False):
     premise: float | None
     eta_g: float | None
     epsilon: float | None
+    tested: list[int]
     faults: list[Fault]
     warning: str
     bytes_down: int
@@ -57,9 +58,10 @@ class Round(Evaluation, total=False):
 
 
 class ModelResult(Evaluation, total=False):
-    """A model's round and its values on the test rows."""
+    """A model's round and its values on the test rows, and on those that clients hold back."""
 
     round: Required[int]
+    tested: list[int]
 
 
 class Summary(TypedDict, total=False):
@@ -78,12 +80,14 @@ class Summary(TypedDict, total=False):
 
 
 class Partition(TypedDict):
-    """partition.json: rows of each label by client, of up to 200 clients."""
+    """partition.json: training rows of each label by client, of up to 200 clients."""
 
     all: int
     clients: list[int]
     sizes: list[int]
     labels: list[list[int]]
+    val: NotRequired[list[int]]  # rows that each holds back to validate on, where clients do
+    test: NotRequired[list[int]]  # rows that each holds back to test on
 
 
 class RowForm(TypedDict):
@@ -120,7 +124,7 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "flag", "clients", "faults", "text"] = "number"
+    kind: Literal["number", "per client", "per tested client", "flag", "clients", "faults", "text"] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -151,6 +155,7 @@ SCHEMA = {
         Quantity("test_loss", "Test loss", better="lower"),
         Quantity("test_accuracy", "Test accuracy", unit="share", better="higher"),
         Quantity("test_absolute_error", "Test absolute error", better="lower"),
+        Quantity("tested", "Clients that tested", "clients", formula="they have test rows and answered", whole=True),
         Quantity("epsilon", "Privacy spent ε", better="lower", symbol="ε"),
         Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
         Quantity("bytes_up", "Bytes up per round", unit="bytes", whole=True),
@@ -160,6 +165,55 @@ SCHEMA = {
 DEFAULT_METRIC = "test_accuracy"
 
 
+class Family(NamedTuple):
+    """Quantities that a run records of the loss and of every metric M, each under its own name."""
+
+    prefix: str
+    suffix: str
+    label: str  # with the metric's label in it
+    formula: str
+    kind: Literal["number", "per tested client"] = "number"
+    directed: bool = True  # whether what is better for M is better here
+
+
+def _of_clients(prefix: str, when: str) -> tuple[Family, ...]:
+    return (
+        Family(prefix, "_rows", f"Mean {{}}{when} by rows", "Σ n_i M_i / Σ n_i over the test rows of the clients"),
+        Family(prefix, "_sd", f"Spread of the {{}}{when} over clients", "√(Σ (M_i − mean)² / n)", directed=False),
+        Family(prefix, "_worst", f"Worst tenth of the clients: {{}}{when}", "mean of the worst tenth, at least one"),
+        Family(prefix, "_best", f"Best tenth of the clients: {{}}{when}", "mean of the best tenth, at least one"),
+        Family(prefix, "", f"Mean {{}}{when} over clients", "Σ M_i / n"),
+    )
+
+
+FAMILIES = (
+    Family("val_", "", "Validation {}", "mean over the validation rows of all clients"),
+    Family("client_test_", "", "{} of each client", "M_i of w_(k+1) on the client's test rows", "per tested client"),
+    Family("client_tuned_", "", "{} of each client after local steps", "M_i after finetune_steps", "per tested client"),
+    *_of_clients("clients_", ""),
+    *_of_clients("tuned_", " after local steps"),
+)
+
+
+def find_quantity(name: str, directions: Mapping[str, Direction] | None = None) -> Quantity | None:
+    """A quantity that is declared here: by its name, or as one of a family; None for any other.
+
+    Args:
+        name: The name in rounds.jsonl.
+        directions: What custom metrics stated about themselves, as `Run.directions` has it.
+    """
+    if name in SCHEMA:
+        return SCHEMA[name]
+    for prefix, suffix, label, formula, kind, directed in FAMILIES:
+        metric = name.removeprefix(prefix).removesuffix(suffix)
+        if metric and name == prefix + metric + suffix:
+            of = describe_quantity(f"test_{metric}", directions)
+            text = label.format(of.label.removeprefix("Test "))
+            better = of.better if directed else None
+            return Quantity(name, text[:1].upper() + text[1:], kind, of.unit, better, formula=formula)
+    return None
+
+
 def describe_quantity(name: str, directions: Mapping[str, Direction] | None = None) -> Quantity:
     """A recorded quantity by its name; one that the schema does not know is a custom metric's or a custom method's.
 
@@ -167,7 +221,7 @@ def describe_quantity(name: str, directions: Mapping[str, Direction] | None = No
         name: The name in rounds.jsonl.
         directions: What custom metrics stated about themselves, as `Run.directions` has it.
     """
-    known = SCHEMA.get(name)
+    known = find_quantity(name, directions)
     label = name.replace("_", " ")
     return known or Quantity(name, label[:1].upper() + label[1:], better=(directions or {}).get(name))
 
@@ -251,7 +305,7 @@ def parse_object(text: str, where: str) -> dict[str, Json]:
 def validate_round(record: Mapping[str, object], k: int) -> TypeGuard[Round]:
     """True where every known quantity of line k has a value that a run can have written; UserError elsewhere."""
     for name, value in record.items():
-        quantity = SCHEMA.get(name)
+        quantity = find_quantity(name)
         if quantity and not _is_valid(quantity, value):
             raise UserError(f"line {k + 1} of rounds.jsonl: invalid value for {name}")
     if record.get("round") != k or type(record.get("round")) is not int:
@@ -276,7 +330,7 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
     if quantity.kind == "faults":
         return isinstance(value, list)
     good = is_count if quantity.whole else _is_number_or_null
-    if quantity.kind in ("per client", "clients"):
+    if quantity.kind in ("per client", "per tested client", "clients"):
         return isinstance(value, list) and all(map(good, value))
     return good(value)
 
@@ -284,7 +338,10 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
 def _is_result(value: object) -> bool:
     if not isinstance(value, dict) or not is_count(value.get("round")) or "test_loss" not in value:
         return False
-    return all(map(_is_number_or_null, value.values()))
+    lists = {name: v for name, v in value.items() if isinstance(v, list)}
+    if not all(quantity and _is_valid(quantity, lists[name]) for name in lists for quantity in [find_quantity(name)]):
+        return False
+    return all(_is_number_or_null(v) for name, v in value.items() if name not in lists)
 
 
 def _is_number_or_null(value: object) -> bool:

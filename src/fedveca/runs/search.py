@@ -14,7 +14,7 @@ from fedveca.runs.schema import Direction
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-Value = str | int | float
+SettingValue = str | int | float
 MOST_COMBINATIONS = 10_000
 TRIALS_AT_ONCE = 4  # of a range, whatever the workers: the same values are tried with any number of them
 DIGITS = 3  # of a value from a range of real numbers
@@ -51,9 +51,9 @@ class ValueRange(NamedTuple):
         return f"{self.low:g}..{self.high:g}"
 
 
-ValueSet = tuple[Value, ...] | ValueRange
+ValueSet = tuple[SettingValue, ...] | ValueRange
 Space = Mapping[str, ValueSet]  # what is tried, by setting
-Settings = dict[str, Value]
+TrialSettings = dict[str, SettingValue]
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -133,7 +133,7 @@ class Search(Protocol):
 
     planned: int  # settings in all
 
-    def ask(self) -> list[Settings]:
+    def ask(self) -> list[TrialSettings]:
         """The next settings; none at the end."""
 
     def tell(self, values: Sequence[float | None]) -> None:
@@ -143,11 +143,11 @@ class Search(Protocol):
 class GridSearch:
     """All combinations at once, the last setting changing fastest; without settings, one that changes nothing."""
 
-    def __init__(self, space: Mapping[str, tuple[Value, ...]]) -> None:
+    def __init__(self, space: Mapping[str, tuple[SettingValue, ...]]) -> None:
         self._left = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
         self.planned = len(self._left)
 
-    def ask(self) -> list[Settings]:
+    def ask(self) -> list[TrialSettings]:
         """All of them, then none."""
         now, self._left = self._left, []
         return now
@@ -184,7 +184,7 @@ class OptunaSearch:
         self._study = optuna.create_study(sampler=sampler, direction=direction)
         self._asked: list[Trial] = []
 
-    def ask(self) -> list[Settings]:
+    def ask(self) -> list[TrialSettings]:
         """A few at a time."""
         left = self.planned - len(self._study.trials)
         self._asked = [self._study.ask() for _ in range(min(left, TRIALS_AT_ONCE))]
@@ -199,9 +199,9 @@ class OptunaSearch:
                 self._study.tell(trial, value)
 
 
-def _suggest(trial: Trial, key: str, values: ValueSet) -> Value:
+def _suggest(trial: Trial, key: str, values: ValueSet) -> SettingValue:
     if not isinstance(values, ValueRange):
-        chosen: Value = trial.suggest_categorical(key, list(values))
+        chosen: SettingValue = trial.suggest_categorical(key, list(values))
         return chosen
     if values.whole:
         return int(trial.suggest_int(key, int(values.low), int(values.high), log=values.log))

@@ -54,6 +54,7 @@ PartitionName = Literal[
 ]
 AggregationName = Literal["mean", "clip", "trimmed", "median"]
 Keep = Literal["best", "last", "rollback"]
+TestBy = Literal["server", "client", "both"]
 Init = Literal["paper", "torch"]
 Pixels = Literal["auto", "as-is", "unit", "standardised", "channels"]
 Sampling = Literal["random", "shuffle"]
@@ -68,6 +69,11 @@ ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerState = Literal["reset", "keep"]
 OnOff = Literal["off", "on"]
 # what a list says about each of those values
+TEST_BY_TEXTS: dict[TestBy, str] = {
+    "server": "the server, on the test rows of the data set",
+    "client": "each client, on rows of its own that it never trains on; the server needs no data",
+    "both": "the server and each client",
+}
 LOCAL_OPTIMIZER_TEXTS: dict[LocalOptimizerName, str] = {
     "sgd": "stochastic gradient descent, with momentum and nesterov where they are set",
     "adam": "Adam with beta1, beta2 and adam_eps; the weight decay is part of the gradient",

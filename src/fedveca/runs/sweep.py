@@ -32,9 +32,9 @@ from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
 from fedveca.runs.schema import Direction, finite_number, get_number, is_count
 from fedveca.runs.search import (
     Search,
-    Settings,
+    SettingValue,
     Space,
-    Value,
+    TrialSettings,
     ValueRange,
     ValueSet,
     check_space,
@@ -58,7 +58,7 @@ SweepState = Literal["tuning", "comparing", "finished"]
 class TrialEntry(TypedDict):
     """Some settings of a method and what they gave, by tuning seed; null for a run that diverged."""
 
-    settings: Settings
+    settings: TrialSettings
     values: list[float | None]  # of the metric, on validation rows
     losses: list[float | None]
     mean: float | None  # over all tuning seeds; null where a run diverged
@@ -69,7 +69,7 @@ class TuningEntry(TypedDict):
     """How the settings of one method were chosen."""
 
     method: str
-    chosen: Settings | None  # null until all were tried, and where every run diverged
+    chosen: TrialSettings | None  # null until all were tried, and where every run diverged
     trials: list[TrialEntry]
 
 
@@ -96,7 +96,7 @@ class Sweep(NamedTuple):
         folder: The folder of it all.
     """
 
-    settings: dict[str, Settings]
+    settings: dict[str, TrialSettings]
     runs: list[Run]
     content: SweepContent
     folder: Path
@@ -246,7 +246,7 @@ class _Plan:
         }
         self.budgets: dict[int, int] = {}  # by tuning seed
 
-    def tune(self, pool: RunPool) -> dict[str, Settings]:
+    def tune(self, pool: RunPool) -> dict[str, TrialSettings]:
         """Chooses the settings of every method; the first alone where it sets the budget of the others."""
         entries, apart = self.content["methods"], sets_budget(self.experiment, self.names)
         found: dict[tuple[str, str, int], Run] = {}
@@ -295,7 +295,7 @@ class _Plan:
                 self._record(entry, asked.get(entry["method"], []), searches[entry["method"]], found)
             self.write("tuning")
 
-    def _make_job(self, method: str, settings: Settings, seed: int) -> TrialRun:
+    def _make_job(self, method: str, settings: TrialSettings, seed: int) -> TrialRun:
         e = self.experiment.replace(**settings)
         e = replace(
             e, method=method, seed=seed, tau_all=0 if is_adaptive(method) else self.budgets.get(seed, e.tau_all)
@@ -303,7 +303,11 @@ class _Plan:
         return TrialRun(e, self.out / TUNING / method / f"{_name_settings(settings)}-seed{seed}", self.device)
 
     def _record(
-        self, entry: TuningEntry, asked: Sequence[Settings], search: Search, found: Mapping[tuple[str, str, int], Run]
+        self,
+        entry: TuningEntry,
+        asked: Sequence[TrialSettings],
+        search: Search,
+        found: Mapping[tuple[str, str, int], Run],
     ) -> None:
         told: list[float | None] = []
         for settings in asked:
@@ -317,7 +321,7 @@ class _Plan:
         if asked:
             search.tell(told)
 
-    def _choose(self, entry: TuningEntry) -> Settings:
+    def _choose(self, entry: TuningEntry) -> TrialSettings:
         """The best settings; UserError where every run of the method diverged."""
         best = choose_trial(entry["trials"], self.content["better"])
         if best is None:
@@ -356,7 +360,7 @@ def _find_quantity(run: Run) -> tuple[str, Direction]:
     return (f"val_{run.metric.removeprefix('test_')}", better) if better else ("val_loss", "lower")
 
 
-def _make_trial(settings: Settings, runs: Sequence[Run], quantity: str) -> TrialEntry:
+def _make_trial(settings: TrialSettings, runs: Sequence[Run], quantity: str) -> TrialEntry:
     values = [None if run.diverged else get_number(run.summary["kept"], quantity) for run in runs]
     losses = [None if run.diverged else get_number(run.summary["kept"], "val_loss") for run in runs]
     mean = None if None in values else mean_and_spread(values).mean
@@ -369,14 +373,14 @@ def _make_trial(settings: Settings, runs: Sequence[Run], quantity: str) -> Trial
     }
 
 
-def _name_settings(settings: Mapping[str, Value]) -> str:
-    """Settings as a folder's name; very many of them end in a hash."""
+def _name_settings(settings: Mapping[str, SettingValue]) -> str:
+    """TrialSettings as a folder's name; very many of them end in a hash."""
     name = ",".join(f"{key}={_show(value)}" for key, value in settings.items()) or "default"
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return name if len(name) <= LONGEST_FOLDER else f"{name[:LONGEST_FOLDER]}-{digest}"
 
 
-def _show(value: Value) -> str:
+def _show(value: SettingValue) -> str:
     return re.sub(r"[^\w.+-]+", "-", repr(value) if isinstance(value, float) else str(value))
 
 

@@ -183,7 +183,7 @@ def test_a_node_with_another_frozen_part_is_rejected(frozen: Callable[[float], N
     e = replace(E, model="real_models:on_disk")
     grid: Any = Grid(e, tmp_path, {}, e.clients)
     cohort = make_cohort(grid, e, load_data(e)[0], say=lambda text: None)
-    words: Any = {"classes": 10, "pixels": "unit", "fixed": cohort.note["fixed"]}
+    words: Any = {"classes": 10, "pixels": "unit", "fixed": cohort.task.note["fixed"]}
     request: Any = {"settings": asdict(e), "client": 1, "order": words}
     assert "error" not in decode_answer(work(encode(request, {}), tmp_path))[0]
     frozen(1e-6)

@@ -280,7 +280,7 @@ def say_client(client: int) -> Change:
 def bound(grid: Any, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
     """A network that knows whose key is whose, node 100 + i being client i's."""
     classes: dict[str, Any] = {"classes": 10, "pixels": "as-is"}
-    return FlowerCohort(grid, method_of(E), 3, classes, timeout=5.0, say=said.append, nodes=nodes)
+    return FlowerCohort(grid, method_of(E), 3, module.NodeTask(classes), timeout=5.0, say=said.append, nodes=nodes)
 
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_a_node_that_was_offline_is_asked_again_who_it_is(tmp_path: Path) -> Non
 
 def swap(client: int, cohort: FlowerCohort) -> Change:
     def change(records: dict[str, Any]) -> None:
-        records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client]
+        records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client].train
 
     return change
 
@@ -357,7 +357,7 @@ def test_the_most_rows_that_all_clients_may_have_can_be_added(tmp_path: Path) ->
     order, ids = built.algorithm.order(built.state), torch.arange(3)
     alone = [cohort(0, order, ids[i : i + 1], built.state.tau[i : i + 1])[1].mean["G"] for i in range(3)]
     assert torch.allclose(report.mean["G"], torch.stack(alone).mean(0), atol=1e-7)
-    assert 0 < evaluate_loss(built.algorithm, cohort, built.state, 0, 1.0, 0) < 1
+    assert 0 < evaluate_loss(cohort, order, 0, ids) < 1
     fair = replace(E, method="fedavg", tau_all=9 * 10**8)
     assert initial_steps(fair, cohort.sizes).tolist() == [10**8] * 3
 

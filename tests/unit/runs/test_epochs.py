@@ -171,6 +171,9 @@ class Spy:
         self.asked.append(tau.tolist())
         return self.cohort(k, order, ids, tau)
 
+    def evaluate(self, *words: Any) -> Any:
+        return self.cohort.evaluate(*words)
+
 
 def test_what_is_recorded_is_what_was_taken() -> None:
     built = build(replace(E, method="fednova", epochs="2..5", participation=0.75, seed=1))

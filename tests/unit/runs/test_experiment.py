@@ -65,6 +65,7 @@ from fedveca.tasks.models import MODELS
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
+# what clients hold back leaves rows to train on, and steps before a test need one;
 # momentum, Nesterov's form and what is kept do not go with every optimiser, nor a warm-up with every number of rounds
 PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
 
@@ -73,7 +74,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
     fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
-    fixed |= PLAIN
+    fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25}
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":

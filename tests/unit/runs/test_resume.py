@@ -20,6 +20,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Order, Report
 from fedveca.cli import main
 from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import load_checkpoint, seal
 from fedveca.runs.experiment import Experiment
@@ -292,3 +293,6 @@ class Elsewhere:
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         return self.clients(k, order, ids, tau)
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        return self.clients.evaluate(k, order, part, finetune)

@@ -441,7 +441,7 @@ def test_the_closing_loss_counts_clients_by_their_rows() -> None:
     _, report = built.cohort(0, built.algorithm.order(state), ids, torch.zeros_like(ids))
     losses, sizes = report.each["loss"], built.cohort.sizes.double()
     assert float(losses.mean()) != pytest.approx(float(losses @ sizes / sizes.sum()), rel=1e-4)
-    assert evaluate_loss(built.algorithm, built.cohort, state, 0, 1.0, 0) == pytest.approx(
+    assert evaluate_loss(built.cohort, built.algorithm.order(state), 0, ids) == pytest.approx(
         float(losses @ sizes / sizes.sum())
     )
 

@@ -13,12 +13,15 @@ from torch import Tensor
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
 from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.contract import ClientScores, HeldPart
+from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
 from fedveca.cohorts.flower.messages import (
     MOST_ROWS,
     InvalidAnswer,
     Value,
     bound_text,
     check_number,
+    check_range,
     check_settings,
     check_vector,
     make_order,
@@ -49,6 +52,22 @@ class ClientDiverged(InvalidAnswer):
     """A client reports that its numbers are not finite."""
 
 
+class NodeTask(NamedTuple):
+    """What the clients' model and loss are, as far as orders and answers depend on them."""
+
+    note: Mapping[str, Value]  # what every node must know besides the order: classes, pixels
+    statistics: int = 0  # numbers of the model's running statistics S
+    scores: Mapping[str, tuple[float, float]] = {}  # what an evaluation gives, by name, and its range
+
+
+class NodeRows(NamedTuple):
+    """How many rows a client has."""
+
+    train: int  # D_i
+    val: int = 0  # held back
+    test: int = 0
+
+
 class PendingOrder(NamedTuple):
     """An order on its way."""
 
@@ -65,7 +84,7 @@ class FlowerCohort:
         grid: Grid,
         algorithm: Algorithm,
         clients: int,
-        note: Mapping[str, Value],
+        task: NodeTask | Callable[[NodeForm], NodeTask],
         *,
         want_loss: bool = True,
         want_loss_after: bool = False,
@@ -73,7 +92,6 @@ class FlowerCohort:
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
-        statistics: int = 0,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,
     ) -> None:
@@ -83,14 +101,14 @@ class FlowerCohort:
             grid: Flower's connection to the nodes.
             algorithm: The method, of which the clients' half runs on the nodes.
             clients: Number of clients N.
-            note: What every node must know besides the order: classes, pixels.
+            task: The clients' task; or what makes it of the form of their rows, where only they have data: the nodes
+                are asked for it first, and one whose rows have another form than most is rejected.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
             wire: How numbers of vectors travel: "float32", "float16" or "bfloat16".
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
-            statistics: Numbers of the model's running statistics S.
             say: Reports who connects and which rounds are void.
             nodes: Client -> the node with that client's key, if keys are bound.
 
@@ -98,23 +116,34 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.algorithm, self.note, self.wire, self.timeout = grid, algorithm, note, wire, timeout
+        self.grid, self.algorithm, self.wire, self.timeout = grid, algorithm, wire, timeout
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
-        self._names = _find_names(algorithm, want_loss, want_loss_after, statistics > 0)
-        self._statistics = statistics
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
-        self._known: dict[int, int] = {}  # client -> its rows
+        self._known: dict[int, NodeRows] = {}  # by client
+        self._forms: dict[int, NodeForm] | None = None  # by client, while the form of their rows is learned
         self._joined = False  # whether all clients were there once, so that their rows are fixed
         self._sure: set[int] = set()  # nodes that have identified themselves since they came online
         self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[PendingOrder]] = {}  # orders that nobody waits for any more
-        self.sizes = self._wait_for_clients(clients)  # [N] D_i
+        if isinstance(task, NodeTask):
+            self.task = task
+        else:
+            self.task, self._forms = NodeTask({}), {}
+            self._wait_for_clients(clients)
+            self.task = task(agree_on_form(self._forms)[0])
+            self._node, self._seen, self._known, self._forms = {}, {}, {}, None  # asked again, with the task
+        self._names = _find_names(algorithm, want_loss, want_loss_after, self.task.statistics > 0)
+        self._wait_for_clients(clients)
+        self._joined = True
+        known = [self._known[i] for i in range(clients)]
+        self.sizes = torch.tensor([rows.train for rows in known])  # [N] D_i
+        self.held = {part: torch.tensor([rows[at] for rows in known]) for at, part in enumerate(NodeRows._fields)}
         self._early = self.faults[:_EARLY_FAULTS]  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -137,8 +166,44 @@ class FlowerCohort:
             f"round {k + 1}: fewer than {need} of {len(ids)} clients answered, {_ATTEMPTS} times in a row"
         )
 
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """What each client finds on the rows that it holds back; one without a valid answer in time is left out."""
+        rows, before = self.held[part], self.faults
+        self.faults = []
+        self._check_arrivals()
+        ids = torch.nonzero(rows).flatten().tolist()
+        asked: Mapping[str, Value] = {"part": part, "finetune": finetune}
+        sent, deadline = self._send(k, order, ids, dict.fromkeys(ids, asked)), time.monotonic() + self.timeout
+        found: dict[int, list[float]] = {}
+        for i in (i for i in ids if i in sent):
+            try:
+                found[i] = self._wait_for_scores(i, sent[i], int(rows[i]), deadline)
+            except ClientDiverged:
+                found[i] = [math.nan] * len(self.task.scores)
+            except InvalidAnswer as error:
+                self._fault(i, str(error))
+        faults, self.faults = self.faults, before
+        who = torch.tensor(list(found), dtype=torch.int64)
+        table = torch.tensor(list(found.values()), dtype=torch.float64).view(-1, len(self.task.scores))
+        values = dict(zip(self.task.scores, table.unbind(1), strict=True))
+        what = "validation" if part == "val" else "test"
+        named = (Fault(client=fault["client"], what=f"{what}: {fault['what']}") for fault in faults)
+        return ClientScores(who, rows[who], values, tuple(named))
+
+    def _wait_for_scores(self, i: int, sent: PendingOrder, rows: int, deadline: float) -> list[float]:
+        """The values of one client, checked."""
+        settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
+        diverged = check_settings(settings, {"client": i, "round": sent.round, "rows": rows})
+        wanted = set[str]() if diverged else set(self.task.scores)
+        if set(numbers) != wanted or arrays:
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(wanted)}")
+        if diverged:
+            raise ClientDiverged(_NOT_FINITE)
+        return [check_range(numbers[name], name, *bounds) for name, bounds in self.task.scores.items()]
+
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
-        sent, deadline = self._send(k, order, ids, tau), time.monotonic() + self.timeout
+        asked = {i: {"tau": steps} for i, steps in tau.items()}
+        sent, deadline = self._send(k, order, ids, asked), time.monotonic() + self.timeout
         aggregator, self._diverged = self.aggregate(), set()
         each: dict[str, list[float]] = {}
         norms: list[list[float]] = []
@@ -167,7 +232,9 @@ class FlowerCohort:
         lengths = Norms(answered, torch.tensor(norms).T) if who else None
         return answered, Report(mean, limited, mass / float(self.sizes.double().sum()), norms=lengths)
 
-    def _send(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> dict[int, PendingOrder]:
+    def _send(
+        self, k: int, order: Order, ids: list[int], asked: Mapping[int, Mapping[str, Value]]
+    ) -> dict[int, PendingOrder]:
         """Orders to all of `ids` that are connected; waits a while where those are too few."""
         until = time.monotonic() + self.timeout
         while True:
@@ -185,7 +252,7 @@ class FlowerCohort:
         ttl = 2 * self.timeout + 60
         messages = []
         for i in here:
-            settings = {"round": k, "tau": tau[i], "wire": self.wire, **self.note}
+            settings = {"round": k, **asked[i], "wire": self.wire, **self.task.note}
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
@@ -198,13 +265,8 @@ class FlowerCohort:
     def _wait_for_answer(
         self, i: int, sent: PendingOrder, tau: int, size: int, deadline: float
     ) -> tuple[dict[str, float], Named]:
-        """Numbers and vectors of one client, checked; InvalidAnswer where there are none until the deadline."""
-        while not (replies := list(self.grid.pull_messages([sent.message]))):
-            if time.monotonic() > deadline:
-                self._late.setdefault(i, []).append(sent)
-                raise InvalidAnswer(f"timed out after {self.timeout:g} s")
-            time.sleep(_POLL_SECONDS)
-        settings, numbers, arrays = read_answer(replies[0])
+        """Numbers and vectors of one client, checked."""
+        settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, vectors = (set(), set()) if diverged else self._names if tau else ({"loss"}, set())
         if set(numbers) != wanted or set(arrays) != vectors:
@@ -217,15 +279,24 @@ class FlowerCohort:
         }  # a node minimises a loss of this package, so it is known
         return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
             name: torch.from_numpy(
-                check_vector(array, self._statistics if name == STATISTICS else size, self.wire, name)
+                check_vector(array, self.task.statistics if name == STATISTICS else size, self.wire, name)
             )
             for name, array in arrays.items()
         }
 
-    def _wait_for_clients(self, clients: int) -> Tensor:
-        """[N] the rows of every client: each is waited for once, at the start."""
+    def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float) -> Message:
+        """A client's answer; InvalidAnswer where there is none until the deadline."""
+        while not (replies := list(self.grid.pull_messages([sent.message]))):
+            if time.monotonic() > deadline:
+                self._late.setdefault(i, []).append(sent)
+                raise InvalidAnswer(f"timed out after {self.timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+        return replies[0]
+
+    def _wait_for_clients(self, clients: int) -> None:
+        """Waits until every client is there; each is waited for once, at the start."""
         until, connected = time.monotonic() + max(self.timeout, _JOIN_SECONDS), -1
-        while len(self._node) < clients:
+        while len(self._node) < clients or self._reject_odd(clients):
             self._ask_new(clients)
             if len(self._node) != connected:
                 connected = len(self._node)
@@ -235,8 +306,15 @@ class FlowerCohort:
                 why = "".join(f"; node {node} {reason}" for node, reason in sorted(self._rejected.items())[:3])
                 raise TooFewClients(f"clients {', '.join(map(str, missing))} of {clients} did not connect{why}")
             time.sleep(_POLL_SECONDS)
-        self._joined = True
-        return torch.tensor([self._known[i] for i in range(clients)])
+
+    def _reject_odd(self, clients: int) -> bool:
+        """Whether there are clients whose rows have another form than those of most; they are rejected."""
+        if self._forms is None:
+            return False
+        _, odd = agree_on_form({i: self._forms[i] for i in self._node})
+        for i, why in odd.items():
+            self._reject(self._node.pop(i), i, why, clients)
+        return bool(odd)
 
     def _check_arrivals(self) -> None:
         """Asks new nodes who they are, and records answers that came too late."""
@@ -255,7 +333,7 @@ class FlowerCohort:
         self._seen = {node: again for node, again in self._seen.items() if node in online}
         self._sure &= online
         new = [node for node in sorted(online) if self._seen.get(node, 0.0) <= now]
-        questions = [make_question(node, self.note, 3600) for node in new]
+        questions = [make_question(node, self.task.note, 3600) for node in new]
         self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
         self._seen |= dict.fromkeys(new, math.inf)
         for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
@@ -267,30 +345,42 @@ class FlowerCohort:
             i: object = -1
             settings, _, _ = read_answer(message)
             i, rows = settings.get("client"), settings.get("rows")
+            held = [settings.get(name, 0) for name in ("val", "test")]
             if type(i) is not int or not 0 <= i < clients:
                 raise InvalidAnswer(f"says it is client {bound_text(i)}; there are clients 0 to {clients - 1}")
             most = min(MOST_ROWS, 2**62 // clients)  # so that the rows of all can be added
             if type(rows) is not int or not 1 <= rows <= most:
                 raise InvalidAnswer(f"says it has {bound_text(rows)} rows; allowed: 1 to {most}")
-            if self._joined and self._known[i] != rows:
-                raise InvalidAnswer(f"says client {i} has {rows} rows; it had {self._known[i]}")
+            for count in held:
+                if type(count) is not int or not 0 <= count <= most:
+                    raise InvalidAnswer(f"says it holds back {bound_text(count)} rows; allowed: 0 to {most}")
+            has = NodeRows(rows, *held)  # type: ignore[arg-type]
+            if self._joined and self._known[i].train != rows:
+                raise InvalidAnswer(f"says client {i} has {rows} rows; it had {self._known[i].train}")
+            if self._joined and self._known[i] != has:
+                raise InvalidAnswer(f"says client {i} holds back {held} rows; it had {list(self._known[i][1:])}")
+            form = None if self._forms is None else read_form(settings)
             if self.nodes is not None and self.nodes.get(i) != node:
                 raise InvalidAnswer(f"says it is client {i}, but its key is not client {i}'s")
             if self._node.get(i, node) != node and self._node[i] in self._sure:
                 raise InvalidAnswer(f"says it is client {i}, which another node is")
         except InvalidAnswer as error:
-            self._seen[node] = (
-                time.monotonic() + _RETRY_SECONDS
-            )  # it may have been restarted by then, with what it lacked
-            if self._rejected.get(node) != str(error):  # the same reason only once
-                self._rejected[node] = str(error)
-                self.say(f"node {node} {error}")
-                self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {error}; it is not asked")
+            self._reject(node, i, str(error), clients)
             return
         self._rejected.pop(node, None)
         self._sure.add(node)
-        self._known[i] = rows
+        self._known[i] = has
+        if self._forms is not None and form is not None:
+            self._forms[i] = form
         self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
+
+    def _reject(self, node: int, i: object, why: str, clients: int) -> None:
+        """Does not ask a node; who it is is asked again later: it may have been restarted then, with what it lacked."""
+        self._seen[node] = time.monotonic() + _RETRY_SECONDS
+        if self._rejected.get(node) != why:  # the same reason only once
+            self._rejected[node] = why
+            self.say(f"node {node} {why}")
+            self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {why}; it is not asked")
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append(Fault(client=client, what=what))

@@ -121,6 +121,14 @@ def check_number(value: object, name: str, negative: bool) -> float:
     return value
 
 
+def check_range(value: object, name: str, low: float, high: float) -> float:
+    """One number of an evaluation, checked: finite, within float32 and from low to high."""
+    number = check_number(value, name, low < 0)
+    if not low <= number <= high:
+        raise InvalidAnswer(f"sent {bound_text(name, bare=True)} = {number}; allowed: {low:g} to {high:g}")
+    return number
+
+
 def check_vector(array: Array, size: int, wire: str, name: str) -> NDArray[np.generic]:
     """One vector of an answer, checked: float32 [size], every number and the square of its norm finite."""
     name = bound_text(name, bare=True)

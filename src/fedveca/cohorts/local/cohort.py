@@ -20,12 +20,14 @@ from torch.utils._pytree import tree_map
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
-from fedveca.cohorts.contract import Send
+from fedveca.cohorts.contract import ClientScores, HeldPart, Send
+from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
+from fedveca.cohorts.scores import hold_rows
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -122,6 +124,7 @@ class LocalCohort:
         equal_weights: bool = False,
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
+        held: Holdout | None = None,
     ) -> None:
         """Copies the clients' rows to the device, each client's side by side.
 
@@ -148,6 +151,7 @@ class LocalCohort:
             memory_bytes: What clients remember stays in RAM up to so many bytes; the rest goes to a file.
             local_statistics: Whether a client trains with running statistics of its own, which it remembers; else it
                 starts each round from the server's.
+            held: The rows that clients hold back and evaluate; None where they hold none.
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
@@ -176,6 +180,7 @@ class LocalCohort:
             limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
+        self.held = hold_rows(x, y, held, pixels, self.device, self.block)
 
     def _count_streams(self) -> int:
         """Clients side by side on a CUDA device: as many as its free memory holds, at most 16."""
@@ -204,6 +209,39 @@ class LocalCohort:
         norms = Norms(everyone.ids, torch.cat([part.norms for part in results], 1))
         each |= {"tau": tau[finite].double()}
         return who, Report(aggregator.close(mass), each, mass / self.total_weight, norms=norms)
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """What each client finds on the rows that it holds back, as `Cohort` has it."""
+        held, steps = self.held[part], torch.full_like(self.held[part].ids, finetune)
+        if not len(held.ids):
+            return held.collect(self.problem, ())
+        everyone = Chunk.make(held.trained_by(len(self.sizes)), steps, self.start, self.device)
+        width = min(self.lanes, -(-len(held.ids) // self.pool.size))
+
+        def work(job: tuple[Tensor, Chunk]) -> list[Tensor]:
+            ids, chunk = job
+            w, running = self._find_models(k, order, chunk)
+            each = [None] * len(w) if running is None else list(running)
+            models = zip(ids.tolist(), w, each, strict=True)
+            return [held.evaluate(self.problem, i, w_i, running_i) for i, w_i, running_i in models]
+
+        jobs = list(zip(torch.split(held.ids, width), everyone.split(width), strict=True))
+        with use_tensor_cores(self.device):
+            return held.collect(self.problem, chain.from_iterable(self.pool.map(work, jobs)))
+
+    def _find_models(self, k: int, order: Order, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
+        """[n, P] and [n, S]: the models that clients evaluate, after the chunk's steps where it has any."""
+        algorithm = self.algorithm.at(k)
+        recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
+        (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
+        order = order._replace(aux=aux)
+        w = algorithm.begin(order, former).expand(len(chunk.ids), -1)
+        running = self._start_statistics(shared, mine, len(w))
+        if int(chunk.tau[0]) == 0:
+            return w, running
+        _, g0 = self._probe(w, running, chunk, False, algorithm.needs_gradient)
+        w, _, running = self._step_together(k, algorithm, order, former, g0, w, running, chunk)
+        return w, running
 
     def _width(self, n: int) -> int:
         """Clients per chunk: few enough for memory, and a chunk for each thread where the work is worth it."""
@@ -242,19 +280,8 @@ class LocalCohort:
         loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
-        ids, start, size, tau = chunk.table
-        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
-        if self._lanes:
-            index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
-            seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
-            before = () if running is None else (running,)
-            steps = chunk.tau.tolist()
-            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, w, index, steps, before, counts, seeds)
-            running = after[0] if after else None
-        else:
-            with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-                w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
-        vectors, each, memory = algorithm.finish(order, s, w, tau[:, None].to(w.dtype))
+        w, s, running = self._step_together(k, algorithm, order, former, g0, w, running, chunk)
+        vectors, each, memory = algorithm.finish(order, s, w, chunk.table[3][:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})
@@ -268,6 +295,32 @@ class LocalCohort:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
             memory, local_norms = {name: torch.where(finite, v, recalled[name]) for name, v in memory.items()}, []
         return self._make_result(k, aggregator, chunk, local_norms, vectors, each, memory)
+
+    def _step_together(
+        self,
+        k: int,
+        algorithm: Algorithm,
+        order: Order,
+        former: Named,
+        g0: Tensor,
+        w: Tensor,
+        running: Tensor | None,
+        chunk: Chunk,
+    ) -> tuple[Tensor, object, Tensor | None]:
+        """w [n, P], the carry and the statistics [n, S] after the steps of a chunk, each client's with its memory."""
+        ids, start, size, _ = chunk.table
+        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
+        if self._lanes:
+            most = int(chunk.tau[0])
+            index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]
+            seeds = [draw_seed(self.seed, k, i, 0) for i in chunk.ids.tolist()] if self.problem.random else None
+            before = () if running is None else (running,)
+            steps = chunk.tau.tolist()
+            w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, w, index, steps, before, counts, seeds)
+            return w, s, after[0] if after else None
+        with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
+            w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
+        return w, s, running
 
     def _make_result(
         self,

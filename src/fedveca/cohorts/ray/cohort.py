@@ -34,9 +34,10 @@ from torch import Tensor
 from fedveca.algorithms.contract import Algorithm, Named, Norms, Order, Report
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory
 from fedveca.cohorts.client_store import PIECE_BYTES
-from fedveca.cohorts.contract import CohortOptions
+from fedveca.cohorts.contract import ClientScores, CohortOptions, HeldPart
 from fedveca.cohorts.ray.worker import (
     PartialMean,
+    ScoreAnswer,
     TurnAnswer,
     Worker,
     WorkerInfo,
@@ -104,6 +105,8 @@ class RayCohort:
             UserError: If the cluster cannot be reached or has too few GPUs, or a worker cannot be started.
         """
         self.algorithm, self.problem, self.x, self.y, self.shares = algorithm, problem, x, y, shares
+        held = options.pop("held", None)
+        self.parts = [shares, held.val, held.test] if held else [shares]
         self.options, self.gpus, self.sizes = options, gpus, shares.sizes
         self.total_weight = float(len(self.sizes) if options.get("equal_weights") else self.sizes.sum())
         connect(address, 16 * len(x) if isinstance(x, LazyRows) else 2 * x.numel() * x.element_size())
@@ -120,7 +123,7 @@ class RayCohort:
         self._memory = ClientMemory(len(self.sizes), options.get("memory_bytes", MEMORY_BYTES))
         self._history: list[Turn] = []  # since the memory was last complete
         self._collected = torch.full_like(self.sizes, -1)  # [N] the turn after which each client's row was collected
-        self._number = -1
+        self._number, self._restored = -1, False
         self._width = 1  # floats that a client remembers
 
     @property
@@ -130,14 +133,9 @@ class RayCohort:
         return self._memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
-        memory = make_new_memory(self.algorithm, order, self.options.get("local_statistics", False))
-        self._width = sum(v.shape[-1] for v in memory.values())
-        if self._number < 0:
-            for j in range(self.count):
-                self._restore(j)  # of a run that is resumed
+        self._prepare_workers(order)
         self._number += 1
-        reference = ray.put((order.w.detach().cpu().numpy(), to_arrays(order.aux)))
-        turn = Turn(self._number, k, reference, ids, tau)
+        turn = Turn(self._number, k, self._put(order), ids, tau)
         total, who, each, norms = self._run_turn(turn)
         if self._width and bool(tau.max() > 0):
             self._history.append(turn)
@@ -145,6 +143,35 @@ class RayCohort:
                 self._collect()
         mean = to_tensors(total.mean, order.w.device)
         return who, Report(mean, each, total.mass / self.total_weight, norms=norms)
+
+    def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
+        """What each client finds on the rows that it holds back, as `Cohort` has it; a lost worker's is asked anew."""
+        self._prepare_workers(order)
+        reference = self._put(order)
+        for _ in range(_TRIES):
+            try:
+                jobs = [worker.evaluate.remote(k, reference, part, finetune) for worker in self.workers]
+                answered: list[ScoreAnswer] = ray.get(jobs)
+            except _LOST:
+                self._replace()
+                continue
+            ids, rows = (torch.cat([torch.tensor(some[at]) for some in answered]) for at in (0, 1))
+            values = {name: torch.cat([torch.tensor(a.values[name]) for a in answered]) for name in answered[0].values}
+            rising = ids.argsort()
+            return ClientScores(ids[rising], rows[rising], {name: v[rising] for name, v in values.items()})
+        raise OSError(f"round {k + 1}: workers of the Ray cluster were lost {_TRIES} times while clients evaluated")
+
+    def _prepare_workers(self, order: Order) -> None:
+        """Gives the workers what the clients of a run that is resumed remember, before the first call."""
+        memory = make_new_memory(self.algorithm, order, self.options.get("local_statistics", False))
+        self._width = sum(v.shape[-1] for v in memory.values())
+        for j in () if self._restored else range(self.count):
+            self._restore(j)
+        self._restored = True
+
+    @staticmethod
+    def _put(order: Order) -> Any:
+        return ray.put((order.w.detach().cpu().numpy(), to_arrays(order.aux)))
 
     def _run_turn(self, turn: Turn) -> tuple[PartialMean, Tensor, Named, Norms]:
         """One round; where workers are lost, the others repeat their answers and the new ones compute theirs."""
@@ -184,16 +211,21 @@ class RayCohort:
 
     def _start(self, j: int, cores: float) -> Any:
         """A new worker with the rows of its clients."""
-        size = torch.where(self.owner == j, self.sizes, 0)
-        rows = self.shares.rows[(self.owner == j).repeat_interleave(self.sizes)]
-        start = torch.cat([torch.zeros(1, dtype=torch.int64), size.cumsum(0)])
+        pieces, starts = [], []
+        for part in self.parts:
+            clients = torch.arange(len(part.sizes)).clamp(max=len(self.sizes) - 1)  # one client may train for all
+            mine = self.owner[clients] == j
+            pieces.append(part.rows[mine.repeat_interleave(part.sizes)])
+            sizes = torch.where(mine, part.sizes, 0)
+            starts.append(torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).numpy())
+        rows = torch.cat(pieces)
         worker = ray.remote(Worker).options(num_cpus=cores, num_gpus=self.gpus, max_restarts=0)
         return worker.remote(
             self.algorithm,
             self.problem,
             ray.put(self.x[rows] if isinstance(self.x, LazyRows) else self.x[rows].numpy()),
             ray.put(self.y[rows].numpy()),
-            start.numpy(),
+            starts,
             "cuda" if self.gpus else "cpu",
             os.getcwd(),
             self.options,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.algorithms.contract import Algorithm, Order
-from fedveca.cohorts.contract import CohortOptions
+from fedveca.cohorts.contract import CohortOptions, HeldPart
+from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -37,6 +38,14 @@ class TurnAnswer(NamedTuple):
     who: NumpyArray  # [n]
     each: NamedArrays  # [n] each
     norms: NamedArrays  # of Norms
+
+
+class ScoreAnswer(NamedTuple):
+    """What the clients of a worker found on the rows that they hold back."""
+
+    ids: NumpyArray  # [n]
+    rows: NumpyArray  # [n]
+    values: NamedArrays  # [n] each
 
 
 class WorkerInfo(TypedDict):
@@ -81,25 +90,36 @@ class Worker:
         problem: Callable[[], Problem],
         x: NumpyArray | LazyRows,
         y: NumpyArray,
-        start: NumpyArray,
+        starts: list[NumpyArray],
         device: str,
         path: str,
         options: CohortOptions,
     ) -> None:
         torch.set_num_threads(1)
         sys.path.append(path)  # where a custom model lies
-        rows = torch.arange(len(y))
+        shares, *held = self._find_shares(starts)
+        if held:
+            options["held"] = Holdout(shares, *held)
         self.local = LocalCohort(
             algorithm,
             problem(),
             x if isinstance(x, LazyRows) else torch.tensor(x),
             torch.tensor(y),
-            Shares(rows, torch.tensor(start)),
+            shares,
             device=device,
             threads=0 if device == "cuda" else 1,
             **options,
         )
         self.turn, self.answer = -1, (PartialMean({}, 0.0), TurnAnswer(np.empty(0), {}, {}))
+
+    @staticmethod
+    def _find_shares(starts: list[NumpyArray]) -> list[Shares]:
+        """The rows to train on and, behind them, those of each part that is held back."""
+        found, first = list[Shares](), 0
+        for start in map(torch.tensor, starts):
+            found.append(Shares(torch.arange(first, first + int(start[-1])), start))
+            first += int(start[-1])
+        return found
 
     def describe(self) -> WorkerInfo:
         return {"pid": os.getpid(), "fedveca": __version__, "device": str(self.local.device)}
@@ -109,13 +129,20 @@ class Worker:
     ) -> tuple[PartialMean, TurnAnswer]:
         """The mean over those who answered, and their numbers. Asked for the same turn again, it repeats the answer."""
         if turn != self.turn:
-            w, aux = order
-            received = Order(torch.tensor(w, device=self.local.device), to_tensors(aux, self.local.device))
-            who, report = self.local(k, received, torch.tensor(ids), torch.tensor(tau))
+            who, report = self.local(k, self._receive(order), torch.tensor(ids), torch.tensor(tau))
             total = PartialMean(to_arrays(report.mean), float(self.local.weights[who].sum()))
             norms = to_arrays(report.norms._asdict()) if report.norms else {}
             self.turn, self.answer = turn, (total, TurnAnswer(who.numpy(), to_arrays(report.each), norms))
         return self.answer
+
+    def evaluate(self, k: int, order: tuple[NumpyArray, NamedArrays], part: HeldPart, finetune: int) -> ScoreAnswer:
+        """What this worker's clients find on the rows that they hold back."""
+        scores = self.local.evaluate(k, self._receive(order), part, finetune)
+        return ScoreAnswer(scores.ids.numpy(), scores.rows.numpy(), to_arrays(scores.values))
+
+    def _receive(self, order: tuple[NumpyArray, NamedArrays]) -> Order:
+        w, aux = order
+        return Order(torch.tensor(w, device=self.local.device), to_tensors(aux, self.local.device))
 
     def merge(self, a: PartialMean, b: PartialMean) -> PartialMean:
         return merge_means(a, b)

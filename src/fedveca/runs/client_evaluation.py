@@ -1,0 +1,150 @@
+"""How good the models of a run are: at the server, at the clients on rows that they hold back, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import STATISTICS, Fault, HasModel, Order
+from fedveca.cohorts.contract import ClientScores, HeldPart
+from fedveca.cohorts.random import choose_judges, clients_per_round
+from fedveca.cohorts.scores import LOSS
+from fedveca.runs.build import Built
+from fedveca.runs.evaluate import Evaluator
+from fedveca.runs.federate import evaluate_loss
+from fedveca.runs.folder import to_json
+from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
+
+RecordedValues = dict[str, Json]
+TENTH = 10  # the worst and the best clients are one in so many, at least one
+_CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
+
+
+class ModelEvaluator:
+    """Evaluates the models of one run where its settings ask for it, and says by which loss they are compared."""
+
+    def __init__(self, built: Built, device: str) -> None:
+        e = built.experiment
+        self.built, self.experiment = built, e
+        self.server = Evaluator(built.problem, built.data, device) if e.test_by != "client" else None
+        partial = e.participation < 1 and not e.dp_noise  # with noise, asking more clients would spend more epsilon
+        self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
+        clients = len(built.cohort.sizes)
+        self.judges = choose_judges(e.seed, clients, clients_per_round(clients, e.participation))
+        self._latest: tuple[int, RecordedValues] = (
+            -1,
+            {},
+        )  # the values of the model that was tested last, and its round
+
+    def evaluate_round(self, done: int, state: HasModel, model: Tensor, record: Round, test: bool) -> Round:
+        """The record of the last of `done` rounds, with the values of the model [P + S] after it."""
+        values, faults = self._evaluate(done, state, model, test)
+        self._latest = (done, values) if test else self._latest
+        both = [*record.get("faults", []), *faults]
+        return cast(Round, {**record, **values} | ({"faults": both} if both else {}))
+
+    def describe(self, done: int, state: HasModel, model: Tensor) -> ModelResult:
+        """The closing values of the model after `done` rounds."""
+        at, values = self._latest
+        values = values if at == done else self._evaluate(done, state, model, True)[0]
+        return cast(ModelResult, {"round": done, **values})
+
+    def find_loss(self, done: int, state: HasModel, model: Tensor, record: Mapping[str, object]) -> float:
+        """By which a model is compared with others: on all validation rows, else on one fixed set of clients."""
+        if self.experiment.val:
+            values = record if "val_loss" in record else self._validate(done, state, model)[0]
+            loss = get_number(values, "val_loss")
+            return math.inf if loss is None else loss
+        return evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges)
+
+    def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[RecordedValues, list[Fault]]:
+        values, faults = RecordedValues(), list[Fault]()
+        if test and self.server:
+            values |= cast(RecordedValues, self.server(model))
+        if self.experiment.val and (test or self.judges_at_once):
+            found, more = self._validate(done, state, model)
+            values, faults = values | found, faults + more
+        if test and self.experiment.test_by != "server":
+            found, more = self._test_at_clients(done, state, model)
+            values, faults = found | values, faults + more  # where both test, the test values are the server's
+        return values, faults
+
+    def _validate(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
+        scores = self._ask(done, state, model, "val")
+        return {f"val_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}, [*scores.faults]
+
+    def _test_at_clients(self, done: int, state: HasModel, model: Tensor) -> tuple[RecordedValues, list[Fault]]:
+        scores, better = self._ask(done, state, model, "test"), self._directions()
+        values = {f"test_{name}": to_json(_mean_by_rows(scores, v)) for name, v in scores.values.items()}
+        values |= {"tested": scores.ids.tolist()}
+        values |= {f"client_test_{name}": to_json(v) for name, v in scores.values.items()}
+        values |= summarize_clients(scores, "clients", better)
+        if not self.experiment.finetune_steps:
+            return values, [*scores.faults]
+        tuned = _align(self._ask(done, state, model, "test", self.experiment.finetune_steps), scores.ids)
+        values |= {f"client_tuned_{name}": to_json(v) for name, v in tuned.values.items()}
+        return values | summarize_clients(tuned, "tuned", better), [*scores.faults, *tuned.faults]
+
+    def _ask(self, done: int, state: HasModel, model: Tensor, part: HeldPart, finetune: int = 0) -> ClientScores:
+        k = max(0, done - 1)  # of the round that made the model: its learning rate is the one to tune with
+        return self.built.cohort.evaluate(k, self._order(done, state, model), part, finetune)
+
+    def _order(self, done: int, state: HasModel, model: Tensor) -> Order:
+        """What the clients get with the model; of a model before the last, the other vectors are today's."""
+        size = self.built.problem.size
+        order = self.built.algorithm.at(max(0, done - 1)).order(state)._replace(w=model[:size])
+        return order._replace(aux=order.aux | {STATISTICS: model[size:]}) if len(model) > size else order
+
+    def _directions(self) -> dict[str, Direction | None]:
+        return {LOSS: "lower", self.built.problem.measure: self.built.problem.better}
+
+
+def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> RecordedValues:
+    """Mean over clients and by rows, spread, worst and best tenth of each value; null where nobody answered.
+
+    Without a direction nobody knows who is worst, so the tenths are left out.
+    """
+    out: RecordedValues = {}
+    for name, v in scores.values.items():
+        out[f"{prefix}_{name}"] = to_json(v.mean())
+        out[f"{prefix}_{name}_rows"] = to_json(_mean_by_rows(scores, v))
+        out[f"{prefix}_{name}_sd"] = to_json(v.std(correction=0)) if len(v) else None
+        if better.get(name):
+            ordered = v.sort(descending=better[name] == "lower").values  # the worst first
+            few = max(1, len(v) // TENTH)
+            out[f"{prefix}_{name}_worst"] = to_json(ordered[:few].mean())
+            out[f"{prefix}_{name}_best"] = to_json(ordered[-few:].mean())
+    return out
+
+
+def drop_evaluation(record: Round, *, val: bool) -> Round:
+    """The line without what only a tested round has; with `val`, without the values of validation rows too."""
+    kept = {name: v for name, v in record.items() if not _is_evaluation(name) and not (val and name.startswith("val_"))}
+    return cast(Round, kept)
+
+
+def _is_evaluation(name: str) -> bool:
+    of_clients = name.startswith(_CLIENT_PREFIXES) and find_quantity(name) is not None
+    return name.startswith("test_") or name == "tested" or of_clients
+
+
+def _mean_by_rows(scores: ClientScores, v: Tensor) -> Tensor:
+    weight = scores.rows.double()
+    return weight @ v / weight.sum()
+
+
+def _align(tuned: ClientScores, ids: Tensor) -> ClientScores:
+    """Tuned values of the clients `ids`, NaN for one that has answered no more; so that both lists have one length."""
+    if torch.equal(tuned.ids, ids):
+        return tuned
+    at = {i: n for n, i in enumerate(tuned.ids.tolist())}
+    place = torch.tensor([at.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
+    there = place >= 0
+    values = {
+        name: torch.where(there, v[place] if len(v) else torch.nan, torch.nan) for name, v in tuned.values.items()
+    }
+    return tuned._replace(ids=ids, rows=tuned.rows[place] if len(tuned.rows) else ids, values=values)
