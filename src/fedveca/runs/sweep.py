@@ -52,6 +52,7 @@ MOST_TRIALS = 10_000
 FIRST_TUNING_SEED = MOST_SEEDS  # added to the first seed: further than any reported seed
 LONGEST_FOLDER = 180  # letters
 SWEEP_BYTES = 2**24  # the most of a sweep.json that is read
+FoundRuns = dict[tuple[str, str, int], Run]  # by method, name of the settings and seed
 SweepState = Literal["tuning", "comparing", "finished"]
 
 
@@ -249,7 +250,7 @@ class _Plan:
     def tune(self, pool: RunPool) -> dict[str, TrialSettings]:
         """Chooses the settings of every method; the first alone where it sets the budget of the others."""
         entries, apart = self.content["methods"], sets_budget(self.experiment, self.names)
-        found: dict[tuple[str, str, int], Run] = {}
+        found: FoundRuns = {}
         searches = {entry["method"]: self._make_search(entry["method"]) for entry in entries}
         seeds = self.content["tuning_seeds"]
         total = sum(search.planned for search in searches.values())
@@ -277,7 +278,7 @@ class _Plan:
         pool: RunPool,
         group: Sequence[TuningEntry],
         searches: Mapping[str, Search],
-        found: dict[tuple[str, str, int], Run],
+        found: FoundRuns,
     ) -> None:
         seeds = self.content["tuning_seeds"]
         while asked := {entry["method"]: some for entry in group if (some := searches[entry["method"]].ask())}:
@@ -352,6 +353,17 @@ def choose_trial(trials: Sequence[TrialEntry], better: Direction) -> TrialEntry 
         return sign * cast(float, trial["mean"]), float("inf") if loss is None else loss
 
     return min(whole, key=rank) if whole else None
+
+
+def list_edges(entry: TuningEntry) -> list[str]:
+    """The chosen values that are the lowest or the highest of several that were tried: one beyond may be better."""
+    found = []
+    for key, value in (entry["chosen"] or {}).items():
+        tried = {trial["settings"][key] for trial in entry["trials"]}
+        numbers = [v for v in tried if not isinstance(v, str)]
+        if len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers)):
+            found.append(f"{key}={value}")
+    return found
 
 
 def _find_quantity(run: Run) -> tuple[str, Direction]:

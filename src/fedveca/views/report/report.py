@@ -22,6 +22,7 @@ from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import Partition, describe_quantity
+from fedveca.runs.sweep import SweepContent
 from fedveca.version import __version__
 from fedveca.views.comparison import Comparison, compare_curves, explain_costs, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
@@ -29,8 +30,10 @@ from fedveca.views.report import text
 from fedveca.views.report.commands import is_from_python, make_commands
 from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
+from fedveca.views.report.sweep import make_sweep_data, make_sweep_section
 from fedveca.views.report.table import GapData, make_cost_table, make_csv, make_gaps, make_result_table
 from fedveca.views.series import Curve, group_curves, group_sections
+from fedveca.views.sweep import find_sweeps
 
 HERE = Path(__file__).parent
 AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
@@ -71,7 +74,8 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     """Writes a report whole or not at all.
 
     Args:
-        runs: The runs to compare; those of different tasks get sections of their own.
+        runs: The runs to compare; those of different tasks get sections of their own. Of a sweep, the runs that chose
+            the settings are not compared with those that have them: a section shows what they found.
         path: The HTML file; its folder is made where it is missing.
 
     Returns:
@@ -82,8 +86,9 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     """
     path, runs = Path(path), check_runs(runs)
     require_file(path)
+    runs, sweeps = find_sweeps(runs)
     sections = [group_curves(mine) for mine in group_sections(runs)]
-    content = render_page(sections).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
+    content = render_page(sections, sweeps).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,7 +97,7 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     return {"report": str(path), "runs": len(runs), "sections": len(sections), "bytes": len(content)}
 
 
-def render_page(sections: Sequence[Sequence[Curve]]) -> str:
+def render_page(sections: Sequence[Sequence[Curve]], sweeps: Sequence[tuple[Path, SweepContent]] = ()) -> str:
     """The whole file as text; the templates escape every word that comes from a folder."""
     files = HERE / "page"
     scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "report.js")]
@@ -102,6 +107,7 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
     data, comparisons = make_sections(sections), [compare_curves(curves) for curves in sections]
     for mine, comparison in zip(data, comparisons, strict=True):
         mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
+    drawn = [make_sweep_data(content) for _, content in sweeps]
     count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -124,8 +130,14 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
             _render_section(templates.get_template("section.html"), at, comparison, mine, len(sections) > 1)
             for at, (comparison, mine) in enumerate(zip(comparisons, data, strict=True))
         ],
+        sweeps=[
+            _render_sweep(templates.get_template("sweep.html"), at, content, home.name if len(sweeps) > 1 else "")
+            for at, (home, content) in enumerate(sweeps)
+        ],
         runs=count,
-        data=json.dumps({"sections": data}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        data=json.dumps({"sections": data, "sweeps": drawn}, separators=(",", ":"), allow_nan=False).replace(
+            "<", "\\u003c"
+        ),
         plotly=pack_script(),
         scripts=scripts,
     )
@@ -160,6 +172,18 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         settings=_list_settings(runs),
         environments=_read_environments(runs),
     )
+
+
+class RenderedSweep(NamedTuple):
+    """The section on a sweep."""
+
+    heading: str
+    html: str
+
+
+def _render_sweep(template: Template, at: int, content: SweepContent, name: str) -> RenderedSweep:
+    heading = f"How the settings were chosen{f': {name}' if name else ''}"
+    return RenderedSweep(heading, template.render(at=at, heading=heading, section=make_sweep_section(content)))
 
 
 def _make_curves_figure(name: str, data: SectionData) -> Figure:
