@@ -356,12 +356,12 @@ def choose_trial(trials: Sequence[TrialEntry], better: Direction) -> TrialEntry 
 
 
 def list_edges(entry: TuningEntry) -> list[str]:
-    """The chosen values that are the lowest or the highest of several that were tried: one beyond may be better."""
+    """The chosen values that are the lowest or the highest of three or more: one beyond may be better."""
     found = []
     for key, value in (entry["chosen"] or {}).items():
         tried = {trial["settings"][key] for trial in entry["trials"]}
         numbers = [v for v in tried if not isinstance(v, str)]
-        if len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers)):
+        if len(numbers) == len(tried) > 2 and value in (min(numbers), max(numbers)):
             found.append(f"{key}={value}")
     return found
 

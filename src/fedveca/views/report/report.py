@@ -107,7 +107,7 @@ def render_page(sections: Sequence[Sequence[Curve]], sweeps: Sequence[tuple[Path
     data, comparisons = make_sections(sections), [compare_curves(curves) for curves in sections]
     for mine, comparison in zip(data, comparisons, strict=True):
         mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
-    drawn = [make_sweep_data(content) for _, content in sweeps]
+    numbers = {"sections": data, "sweeps": [make_sweep_data(content) for _, content in sweeps]}
     count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -135,9 +135,7 @@ def render_page(sections: Sequence[Sequence[Curve]], sweeps: Sequence[tuple[Path
             for at, (home, content) in enumerate(sweeps)
         ],
         runs=count,
-        data=json.dumps({"sections": data, "sweeps": drawn}, separators=(",", ":"), allow_nan=False).replace(
-            "<", "\\u003c"
-        ),
+        data=json.dumps(numbers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         plotly=pack_script(),
         scripts=scripts,
     )

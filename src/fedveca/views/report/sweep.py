@@ -137,7 +137,7 @@ def _draw_map(
     return {
         "kind": "map",
         "title": title,
-        "about": "Mean over the tuning seeds; ★ is what was chosen. An empty cell diverged on at least one seed.",
+        "about": _explain(content, [v for row in means for v in row]),
         "alternative": f"{title}. Chosen: {'; '.join(each) or 'nothing yet'}.",
         "x_title": axes[0],
         "y_title": axes[1],
@@ -165,7 +165,7 @@ def _make_points(content: SweepContent, entry: TuningEntry, keys: Sequence[str])
     return {
         "kind": "points",
         "title": title,
-        "about": "Each point is the mean over the tuning seeds of one trial; ★ is what was chosen.",
+        "about": f"Each point is a trial. {_explain(content, values)}",
         "alternative": f"{title}: {len(trials)} trials. Chosen: {found}.",
         "x_title": keys[0],
         "y_title": name_quantity(content["quantity"]) if alone else keys[1],
@@ -177,6 +177,12 @@ def _make_points(content: SweepContent, entry: TuningEntry, keys: Sequence[str])
         "log_x": _is_log(content, keys[0]),
         "log_y": not alone and _is_log(content, keys[1]),
     }
+
+
+def _explain(content: SweepContent, means: Sequence[float | None]) -> str:
+    label, unit = describe_quantity(content["quantity"]).label, " in per cent" if _find_scale(content) == 100 else ""
+    empty = " An empty cell diverged on at least one seed." if None in means else ""
+    return f"{label}{unit}, the mean over the tuning seeds; ★ is what was chosen.{empty}"
 
 
 def _describe_trial(content: SweepContent, trial: TrialEntry | None) -> str:

@@ -24,6 +24,7 @@ from fedveca.errors import count_noun
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import ComparisonObserver, Observer
+from fedveca.runs.run import log_of_results
 from fedveca.runs.schema import Round
 from fedveca.views.notebook import NotebookProgress, is_notebook
 from fedveca.views.terminal.console import make_console
@@ -115,6 +116,11 @@ class Screen(ComparisonObserver):
             self.warn(str(message))
         else:
             self._show_warning(message, category, filename, lineno, file, line)
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the runs under way are trials of a sweep."""
+        return bool(self._keys)
 
     def _stop_progress(self) -> None:
         if self._live.is_started:
@@ -230,7 +236,7 @@ class Screen(ComparisonObserver):
                 self.warn(f"{name_run(e)}: round {k}: client {fault['client']} {fault['what']}")
         if diverged := sorted(set(record["left_out"]) - {fault["client"] for fault in faults}):
             row.left_out += 1
-            if row.left_out <= REPEATS:
+            if row.left_out <= REPEATS and not row.keys:
                 clients = ", ".join(map(str, diverged))
                 more = "; later rounds are not reported here" if row.left_out == REPEATS else ""
                 self.warn(f"{name_run(e)}: round {k}: left out, not finite: client {clients}{more}")
@@ -243,7 +249,7 @@ class Screen(ComparisonObserver):
     def end(self, run: Run) -> None:
         """A run is over; those of a comparison leave a line."""
         if self._rows.pop(str(run.folder), None):  # its process has shown no warning
-            for text in run.summary.get("warnings", []):
+            for text in run.summary.get("warnings", []) if not self._keys else ():
                 self.warn(f"{name_run(run.experiment)}: {text}")
         if self._total:
             self._rows.pop("", None)
@@ -315,4 +321,6 @@ class _LogHandler(logging.Handler):
         self.screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.screen.is_tuning and record.name == log_of_results.name:
+            return  # many settings of a sweep fail, and what is chosen does not
         (self.screen.warn if record.levelno >= logging.WARNING else self.screen.note)(self.format(record))

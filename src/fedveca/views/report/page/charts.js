@@ -263,7 +263,7 @@ const charts = (() => {
     const t = theme(), unit = scale.percent ? " (%)" : "", star = map.best.map(([i, j]) => `${i},${j}`);
     const shown = (v) => (v === null ? "" : v.toFixed(scale.percent ? 1 : 3));
     const colours = { colorscale: "Cividis", reversescale: !scale.rising };
-    const bar = { thickness: 10, outlinewidth: 0, len: 1, x: 1.01, xpad: 4, title: { text: escaped(scale.label) + unit, side: "right" } };
+    const bar = { thickness: 10, outlinewidth: 0, len: 1, x: 1.01, xpad: 4 };
     if (map.kind === "map") {
       const [x, y] = [map.x, map.y].map((values) => values.map((v) => escaped(v)));
       const trace = {
@@ -274,7 +274,7 @@ const charts = (() => {
       };
       const long = Math.max(...y.map((label) => label.length));
       return draw(div, [trace], {
-        height: 110 + 44 * y.length, hovermode: "closest", margin: { l: Math.min(narrow() ? 110 : 200, 40 + 7 * long), r: 78 },
+        height: 110 + 44 * y.length, hovermode: "closest", margin: { l: Math.min(narrow() ? 110 : 200, 40 + 7 * long), r: 58 },
         xaxis: { title: { text: escaped(map.x_title) }, type: "category", showgrid: false },
         yaxis: { title: { text: map.y_title === "method" ? "" : escaped(map.y_title) }, type: "category", autorange: "reversed", showgrid: false },
       });
@@ -288,7 +288,7 @@ const charts = (() => {
       },
     };
     return draw(div, [trace], {
-      height: 300, hovermode: "closest", margin: { r: alone ? 14 : 78 },
+      height: 300, hovermode: "closest", margin: { r: alone ? 14 : 58 },
       xaxis: { title: { text: escaped(map.x_title) }, type: map.log_x ? "log" : "-" },
       yaxis: { title: { text: escaped(map.y_title) + (alone ? unit : "") }, type: map.log_y ? "log" : "-" },
     });
