@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.tasks.custom import pad_sequences as pad_sequences
     from fedveca.tasks.datasets.dataset import Dataset as Dataset
     from fedveca.tasks.losses import WeightedCrossEntropy as WeightedCrossEntropy
-    from fedveca.tasks.losses import metric as metric
+    from fedveca.tasks.metrics import metric as metric
     from fedveca.views.publish import compare_table as compare_table
     from fedveca.views.publish import report as report
 
@@ -80,7 +80,8 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "runs.sweep": "sweep",
     "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch pad_sequences",
     "tasks.datasets.dataset": "Dataset",
-    "tasks.losses": "WeightedCrossEntropy metric",
+    "tasks.losses": "WeightedCrossEntropy",
+    "tasks.metrics": "metric",
     "views.publish": "compare_table report",
 }
 _MODULES = {"models": "models", "statistics": "runs.statistics", "testing": "testing"}

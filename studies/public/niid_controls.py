@@ -24,7 +24,6 @@ from fedveca.tasks.augment import crop, flip
 from fedveca.tasks.datasets.dataset import Dataset
 from studies.public.run import Outcome, describe_outcome, make_experiment, read_table
 
-TABLE = "niid_dirichlet"
 PADDING = 4
 FEWEST = 10  # rows of a client: with fewer both sources draw the partition again
 
@@ -35,6 +34,7 @@ DrawShares = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 class Control(NamedTuple):
     """A source of published numbers: the NumPy seed of its partition for each of our seeds."""
 
+    table: str
     name: str
     seeds: tuple[int, ...]
     is_legacy: bool  # whether the numbers are of NumPy's global generator
@@ -43,16 +43,25 @@ class Control(NamedTuple):
 
 CONTROLS = {
     "flower": Control(
+        "niid_dirichlet",
         "Flower's partition (seed 42)",
         (42, 42, 42),
         False,
         {"fedavg": 63.4, "fedprox": 65.6, "scaffold": 68.0, "fednova": 65.0},
     ),
     "authors": Control(
+        "niid_dirichlet",
         "the authors' partitions (seeds 0, 1, 2)",
         (0, 1, 2),
         True,
         {"fedavg": 68.2, "fedprox": 67.9, "scaffold": 69.8, "fednova": 66.8},
+    ),
+    "flower_labels": Control(
+        "niid_labels",
+        "Flower's partition (seed 42)",
+        (42, 42, 42),
+        False,
+        {"fedavg": 49.9, "fedprox": 50.0, "scaffold": 48.9, "fednova": 46.4},
     ),
 }
 
@@ -75,6 +84,25 @@ def deal_rows(
             return [torch.tensor(mine) for mine in owned]
 
 
+def deal_labels(y: NDArray[np.int64], clients: int, each: int, drawn: np.random.Generator) -> list[Tensor]:
+    """The rows of each client: the label of its number and others at random, each label in equal parts."""
+    classes, labels = int(y.max()) + 1, list[list[int]]()
+    for i in range(clients):
+        mine = [i % classes]
+        while len(mine) < each:
+            label = int(drawn.choice(classes, 1)[0])
+            mine += [] if label in mine else [label]
+        labels.append(mine)
+    owned: list[list[int]] = [[] for _ in range(clients)]
+    for label in range(classes):
+        rows = np.flatnonzero(y == label)
+        drawn.shuffle(rows)
+        owners = [i for i in range(clients) if label in labels[i]]
+        for i, part in zip(owners, np.array_split(rows, len(owners)), strict=True):
+            owned[i].extend(part.tolist())
+    return [torch.tensor(mine) for mine in owned]
+
+
 def make_partition(control: Control, seed: int) -> Callable[[Dataset, int, int], list[Tensor]]:
     """A partition as `run` takes it, drawn as the source draws it."""
 
@@ -83,6 +111,8 @@ def make_partition(control: Control, seed: int) -> Callable[[Dataset, int, int],
             legacy = np.random.RandomState(control.seeds[seed])
             return deal_rows(data.y.numpy(), clients, 0.5, legacy.shuffle, legacy.dirichlet)
         drawn = np.random.default_rng(control.seeds[seed])
+        if control.table == "niid_labels":
+            return deal_labels(data.y.numpy(), clients, 2, drawn)
         return deal_rows(data.y.numpy(), clients, 0.5, drawn.shuffle, drawn.dirichlet)
 
     return deal
@@ -97,7 +127,7 @@ def reflect_crop_flip(x: Tensor) -> Tensor:
 def run_control(name: str, method: str, seed: int, device: str, more: dict[str, float] | None = None) -> Outcome:
     """One run of the table on a source's partition."""
     control, settings = CONTROLS[name], dict(more or {})
-    experiment = make_experiment(read_table(TABLE), method, seed, settings)
+    experiment = make_experiment(read_table(control.table), method, seed, settings)
     done = run(experiment, device=device, partition=make_partition(control, seed), augment=reflect_crop_flip)
     return describe_outcome(done, method, seed, device)
 

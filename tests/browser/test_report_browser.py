@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +31,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compare(Experiment(model="svm", rounds=8, batch=16), 2, folder, methods=("fedveca", "fedavg"))
     write_report(find_runs([folder])[0], folder / "report.html")
     return folder / "report.html"
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Open]:
-    """Opens a file; at the end nothing was asked of a network and nothing complained."""
-    complaints: list[str] = []
-    contexts = []
-
-    def open_(path: Path, width: int = 1200, **more: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **more)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        at_home = ("file:", "data:", "blob:")
-        page.on("request", lambda r: None if r.url.startswith(at_home) else complaints.append(r.url))
-        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-drawn]", state="attached")
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 def test_it_opens_from_disk_with_every_figure_drawn(report: Path, opened: Open) -> None:

@@ -48,7 +48,8 @@ from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
 from fedveca.runs.run import run
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
-from fedveca.views.board.app import BoardApi, Query
+from fedveca.views.board.app import BoardApi
+from fedveca.views.board.query import Query
 from fedveca.views.board.tail import BOARD_AXES
 from fedveca.views.report import report
 from fedveca.views.series import group_curves, group_sections

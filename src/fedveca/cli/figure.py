@@ -28,10 +28,10 @@ def add(command: Command) -> None:
     figure.add_argument(
         "--what",
         default="curves",
-        choices=("curves", "tau", "instant", "partition"),
+        choices=("curves", "tau", "instant", "partition", "clients"),
         metavar="WHAT",
         help="curves: test values over rounds (default); tau: local steps per client; instant: what FedVeca estimates; "
-        "partition: rows of each label per client",
+        "partition: rows of each label per client; clients: test values over clients and rounds",
     )
 
 

@@ -123,7 +123,7 @@ def sample_clients(seed: int, k: int, clients: int, n: int) -> Tensor:
 
 
 def choose_judges(seed: int, clients: int, n: int) -> Tensor:
-    """[n] int64, rising: the clients on which the models of a run are compared, the same in all of its rounds."""
+    """[n] int64, rising: the clients on which the models of a run are compared, the same in all rounds; n at most."""
     return shuffle_clients(_JUDGES_PURPOSE, seed, clients)[:n].sort().values
 
 

@@ -11,6 +11,7 @@ from fedveca.cohorts.contract import ClientScores
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.metrics import evaluate_rows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -35,16 +36,20 @@ class HeldRows:
         """[1 + metrics] float64: the loss and the metrics of a model w [P] on the client's rows."""
         assert self.rows is not None  # a client without rows is not asked
         start, size = int(self.start[client]), int(self.sizes[client])
-        total = torch.zeros(2, dtype=torch.float64)
-        for x, y in self.rows.blocks(start, size, size, size if problem.whole else self.block):
-            total += len(y) * torch.stack(problem.losses(w, x, y, statistics)).double().cpu()
-        return total / size
+        model = w if statistics is None else torch.cat([w, statistics])
+        found = evaluate_rows(problem, model, self.rows.blocks(start, size, size, self.block))
+        return torch.tensor([found[name] for name in list_scores(problem)], dtype=torch.float64)
 
     def collect(self, problem: Problem, values: Iterable[Tensor]) -> ClientScores:
         """The scores of all clients of the part, from what `evaluate` gave for each."""
-        table = torch.stack(list(values)) if len(self.ids) else torch.empty(0, 2, dtype=torch.float64)
-        names = (LOSS, problem.measure)
+        names = list_scores(problem)
+        table = torch.stack(list(values)) if len(self.ids) else torch.empty(0, len(names), dtype=torch.float64)
         return ClientScores(self.ids, self.sizes[self.ids], dict(zip(names, table.unbind(1), strict=True)))
+
+
+def list_scores(problem: Problem) -> list[str]:
+    """What a client reports of a model, by name: the loss, and the metrics that are numbers."""
+    return [LOSS, *(metric.name for metric in problem.metrics if not metric.table)]
 
 
 def hold_rows(

@@ -27,6 +27,7 @@ from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory, make_new_memory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.scores import LOSS
 from fedveca.deploy.exchange import (
     PROCESS,
     Arrays,
@@ -127,10 +128,10 @@ def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) ->
     k = order["round"]
     scores = local.evaluate(k, sent, order["part"], order.get("finetune", 0))
     fields: dict[str, ConfigValue] = {"client": client, "round": k, "rows": int(scores.rows.sum())}
-    numbers = {name: float(v[0]) for name, v in scores.values.items()} if len(scores.ids) else {}
-    if not all(map(math.isfinite, numbers.values())):
+    numbers = {name: float(v[0]) for name, v in scores.values.items() if len(v)}
+    if not math.isfinite(numbers.get(LOSS, 0.0)):
         return {"fields": fields | {"diverged": True}, "numbers": {}}
-    return {"fields": fields, "numbers": numbers}
+    return {"fields": fields, "numbers": {name: v for name, v in numbers.items() if math.isfinite(v)}}
 
 
 def _describe_client(e: Experiment, client: int) -> NodeAnswer:

@@ -134,7 +134,6 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     from fedveca.cohorts.flower.cohort import NodeTask
     from fedveca.cohorts.scores import LOSS
     from fedveca.runs.build import choose_sample, make_problem
-    from fedveca.runs.schema import describe_quantity
 
     sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
     shape = tuple(data.x_test.shape[1:])
@@ -142,8 +141,10 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     note: dict[str, bool | int | float | str] = {"classes": data.classes, "pixels": data.pixels}
     note |= {"tokens": True} if data.x_test.dtype == torch.int64 else {}
     note |= {"fixed": fixed} if (fixed := problem.hash_fixed()) else {}
-    share = describe_quantity(f"test_{problem.measure}").unit == "share"
-    scores = {LOSS: (0.0, math.inf), problem.measure: (0.0, 1.0) if share else (-math.inf, math.inf)}
+    scores = {LOSS: (0.0, math.inf)}
+    for metric in problem.metrics:
+        if not metric.table:
+            scores[metric.name] = (0.0, 1.0) if metric.unit == "share" else (-math.inf, math.inf)
     return NodeTask(note, problem.statistics, scores)
 
 

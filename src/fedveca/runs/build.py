@@ -42,7 +42,7 @@ from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares, from_lists, partition
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, check_ids, display_name
+from fedveca.tasks.validate import Metrics, check_ids, display_name
 
 MOST_STEPS = 10**8  # local steps of a client in one round
 
@@ -70,9 +70,9 @@ class Built(NamedTuple):
 
     @property
     def directions(self) -> dict[str, Direction]:
-        """What the custom metric stated about itself."""
-        name, better = f"test_{self.problem.measure}", self.problem.better
-        return {name: better} if better and name not in SCHEMA else {}
+        """What custom metrics stated about themselves."""
+        stated = {f"test_{metric.name}": metric.better for metric in self.problem.metrics}
+        return {name: better for name, better in stated.items() if better and name not in SCHEMA}
 
 
 def build(
@@ -82,7 +82,7 @@ def build(
     *,
     model: Model | None = None,
     loss: Rows | None = None,
-    metric: Metric | None = None,
+    metric: Metrics | None = None,
     partition: Partition | None = None,
     method: Algorithm | None = None,
     augment: Augmentation | None = None,
@@ -253,7 +253,7 @@ def make_problem(
     *,
     model: Model | None = None,
     loss: Rows | None = None,
-    metric: Metric | None = None,
+    metric: Metrics | None = None,
     augment: Augmentation | None = None,
     sample: Sample | None = None,
     inputs: Inputs = (),

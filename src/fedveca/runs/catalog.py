@@ -56,7 +56,7 @@ class Catalog(TypedDict):
     rates: dict[str, float]  # by model
     partitions: dict[str, str]
     losses: list[str]
-    metrics: list[str]
+    metrics: dict[str, str]
     aggregation: list[str]
 
 
@@ -78,7 +78,8 @@ def collect_catalog() -> Catalog:
     from fedveca.cohorts.aggregate import AGGREGATION_RULES
     from fedveca.tasks.datasets.dataset import DATASETS, Recommended
     from fedveca.tasks.datasets.download import SOURCES
-    from fedveca.tasks.losses import LOSSES, METRICS
+    from fedveca.tasks.losses import LOSSES
+    from fedveca.tasks.metrics import METRICS
     from fedveca.tasks.models import MODELS
     from fedveca.tasks.partition import RULES
 
@@ -95,7 +96,7 @@ def collect_catalog() -> Catalog:
         "rates": {name: entry.lr for name, entry in MODELS.items()},
         "partitions": {name: entry.text for name, entry in RULES.items()},
         "losses": list(LOSSES),
-        "metrics": list(METRICS),
+        "metrics": {name: metric.text for name, metric in METRICS.items()},
         "aggregation": list(AGGREGATION_RULES),
     }
 
@@ -110,7 +111,9 @@ def describe_values(setting: str) -> dict[str, str]:
     if setting == "method":
         return {name: facts["text"] for name, facts in known_methods().items()}
     names = load_catalog()
-    return {"data": names["data"], "model": names["models"], "partition": names["partitions"]}.get(setting, {})
+    texts = {"data": names["data"], "model": names["models"], "partition": names["partitions"]}
+    texts["metric"] = {"auto": "accuracy of labels, absolute_error of numbers"} | names["metrics"]
+    return texts.get(setting, {})
 
 
 def known_hyper(name: str) -> tuple[Hyper, list[str]]:

@@ -20,6 +20,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
 
 RecordedValues = dict[str, Json]
+JUDGES = 50  # clients on which models are compared, or more where more take part in a round: few differ too much
 TENTH = 10  # the worst and the best clients are one in so many, at least one
 _CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
 
@@ -34,7 +35,7 @@ class ModelEvaluator:
         partial = e.participation < 1 and not e.dp_noise  # with noise, asking more clients would spend more epsilon
         self.judges_at_once = e.keep == "best" and (e.val > 0 or partial)
         clients = len(built.cohort.sizes)
-        self.judges = choose_judges(e.seed, clients, clients_per_round(clients, e.participation))
+        self.judges = choose_judges(e.seed, clients, max(JUDGES, clients_per_round(clients, e.participation)))
         self._latest: tuple[int, RecordedValues] = (
             -1,
             {},
@@ -100,22 +101,24 @@ class ModelEvaluator:
         return order._replace(aux=order.aux | {STATISTICS: model[size:]}) if len(model) > size else order
 
     def _directions(self) -> dict[str, Direction | None]:
-        return {LOSS: "lower", self.built.problem.measure: self.built.problem.better}
+        better: dict[str, Direction | None] = {metric.name: metric.better for metric in self.built.problem.metrics}
+        return better | {LOSS: "lower"}
 
 
 def summarize_clients(scores: ClientScores, prefix: str, better: Mapping[str, Direction | None]) -> RecordedValues:
-    """Mean over clients and by rows, spread, worst and best tenth of each value; null where nobody answered.
+    """Mean over clients and by rows, spread, worst and best tenth of each value; null where there is none.
 
     Without a direction nobody knows who is worst, so the tenths are left out.
     """
     out: RecordedValues = {}
     for name, v in scores.values.items():
-        out[f"{prefix}_{name}"] = to_json(v.mean())
+        counted = v[_is_counted(scores, v)]
+        out[f"{prefix}_{name}"] = to_json(counted.mean())
         out[f"{prefix}_{name}_rows"] = to_json(_mean_by_rows(scores, v))
-        out[f"{prefix}_{name}_sd"] = to_json(v.std(correction=0)) if len(v) else None
+        out[f"{prefix}_{name}_sd"] = to_json(counted.std(correction=0)) if len(counted) else None
         if better.get(name):
-            ordered = v.sort(descending=better[name] == "lower").values  # the worst first
-            few = max(1, len(v) // TENTH)
+            ordered = counted.sort(descending=better[name] == "lower").values  # the worst first
+            few = max(1, len(counted) // TENTH)
             out[f"{prefix}_{name}_worst"] = to_json(ordered[:few].mean())
             out[f"{prefix}_{name}_best"] = to_json(ordered[-few:].mean())
     return out
@@ -132,9 +135,18 @@ def _is_evaluation(name: str) -> bool:
     return name.startswith("test_") or name == "tested" or of_clients
 
 
+def _is_counted(scores: ClientScores, v: Tensor) -> Tensor:
+    """[n] bool: a metric that a client's rows do not define, such as the AUC of one class, does not count.
+
+    That of a client whose model has diverged does, so that no mean hides it.
+    """
+    return v.isfinite() | ~scores.values[LOSS].isfinite()
+
+
 def _mean_by_rows(scores: ClientScores, v: Tensor) -> Tensor:
-    weight = scores.rows.double()
-    return weight @ v / weight.sum()
+    counted = _is_counted(scores, v)
+    weight = scores.rows[counted].double()
+    return weight @ v[counted] / weight.sum()
 
 
 def _align(tuned: ClientScores, ids: Tensor) -> ClientScores:

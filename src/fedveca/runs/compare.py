@@ -29,7 +29,7 @@ from fedveca.runs.overrides import (
     name_of,
 )
 from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
-from fedveca.runs.schema import get_number
+from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.names import CUSTOM
 
@@ -255,7 +255,7 @@ def make_table(runs: list[Run]) -> list[TableRow]:
 
 def _collect(runs: list[Run], which: Literal["last", "kept"]) -> dict[str, SeedValues]:
     out: dict[str, SeedValues] = {}
-    for name in ("test_loss", runs[0].metric):
+    for name in dict.fromkeys(("test_loss", runs[0].metric, *list_test_values(runs[0].summary[which]))):
         values = [None if r.diverged else get_number(r.summary[which], name) for r in runs]
         mean, std, _ = mean_and_spread(values)
         out[name] = {"mean": mean, "std": std, "values": values}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Evaluation, Round
 from fedveca.tasks.datasets.dataset import Dataset, prepare
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.metrics import BlockCounts, close_counts, count_block
 from fedveca.tasks.problem import Problem
 
 GROWTH = 10.0  # times the loss of the first round: more is divergence
@@ -23,8 +25,20 @@ PATIENCE = 2  # rounds in a row
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
+class KnownModel(NamedTuple):
+    """A model that was evaluated."""
+
+    model: weakref.ref[Tensor]
+    version: int | None  # how often it had been changed in place; None where PyTorch does not count it
+    evaluation: Evaluation
+
+
 class Evaluator:
-    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metric there."""
+    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metrics there.
+
+    A model that was evaluated is not evaluated again while somebody holds it: that of the last round is the last one,
+    and often the kept one too.
+    """
 
     def __init__(self, problem: Problem, data: Dataset, device: str) -> None:
         self.problem, self.device, self.pixels, self.y = problem, device, data.pixels, data.y_test.to(device)
@@ -34,23 +48,32 @@ class Evaluator:
             if device == "cpu":
                 self.x, self.pixels = prepare(self.x, self.pixels), "as-is"
         self.threads = ThreadPool(0 if device == "cpu" else 1)
-        self.block = len(self.y) if problem.whole else 1000 if device == "cpu" else 10000
-        if problem.row_bytes and not problem.whole:
+        self.block = 1000 if device == "cpu" else 10000
+        if problem.row_bytes:
             self.block = max(1, min(self.block, _PASS_BYTES // problem.row_bytes))
+        self._known: list[KnownModel] = []
 
     def __call__(self, model: Tensor) -> Evaluation:
         """Of a model: w [P], or w and running statistics [P + S]."""
-        w, running = model[: self.problem.size], model[self.problem.size :] if self.problem.statistics else None
+        self._known = [known for known in self._known if known.model() is not None]
+        version = None if model.is_inference() else model._version
+        for known in self._known:
+            if known.model() is model and known.version == version is not None:
+                return known.evaluation.copy()
+        found = self._evaluate(model)
+        self._known.append(KnownModel(weakref.ref(model), version, found))
+        return found.copy()
 
-        def part(at: int) -> Tensor:
+    def _evaluate(self, model: Tensor) -> Evaluation:
+        def count(at: int) -> BlockCounts:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
             if isinstance(x, LazyRows):  # a block is all that is in memory
                 x = x.read(torch.arange(len(x))).to(self.device)
-            return len(y) * torch.stack(self.problem.losses(w, prepare(x, self.pixels), y, running)).double()
+            return count_block(self.problem, model, prepare(x, self.pixels), y)
 
-        sums = torch.stack(list(self.threads.map(part, range(0, len(self.y), self.block)))).sum(0)
-        loss, metric = (to_json(v) for v in (sums / len(self.y)).tolist())
-        return cast(Evaluation, {"test_loss": loss, f"test_{self.problem.measure}": metric})
+        blocks = self.threads.map(count, range(0, len(self.y), self.block))
+        found = close_counts(self.problem.metrics, blocks)
+        return cast(Evaluation, {f"test_{name}": to_json(value) for name, value in found.items()})
 
 
 class GrowthCheck:

@@ -50,6 +50,7 @@ from fedveca.runs.setting_fields import (
     method_option,
 )
 from fedveca.tasks.augment_settings import AUGMENT_FORMS, parse_augment
+from fedveca.tasks.metric_settings import parse_metrics
 from fedveca.tasks.names import CUSTOM
 
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
@@ -93,7 +94,10 @@ class Experiment:
         "auto", "cross_entropy of labels, squared_error of numbers", of=("auto", *_NAMES["losses"]), custom=True
     )
     metric: MetricName | str = _task.rare(
-        "auto", "accuracy of labels, absolute_error of numbers", of=("auto", *_NAMES["metrics"]), custom=True
+        "auto",
+        "what is tested besides the loss; curves show the first (auto: accuracy of labels, absolute_error of numbers)",
+        some=("auto", *_NAMES["metrics"]),
+        custom=True,
     )
     partition: PartitionName | str = _clients(
         TaskDefault("data", "partition"), "which client owns which rows", of=_NAMES["partitions"], custom=True
@@ -267,6 +271,8 @@ class Experiment:
         self._check_evaluation()
         if not self.augment.startswith(CUSTOM):
             parse_augment(self.augment)
+        if not self.metric.startswith(CUSTOM):
+            parse_metrics(self.metric)
         epochs = parse_epochs(self.epochs)
         if epochs and self.tau_all:
             raise UserError(f"epochs={self.epochs} cannot go with tau_all={self.tau_all}: both set the local steps")
@@ -451,7 +457,8 @@ def _checked(field: SettingField, value: Any) -> Any:
     if names and value not in names and not (m["custom"] and value.startswith(CUSTOM)):
         hint = suggest(value, names)
         raise UserError(f"{field.name}={printable(value)} is not known{hint}; allowed: {range_of(field)}")
-    for word in value.split(",") if m["some"] and value else ():
+    free = not value or (m["custom"] and value.startswith(CUSTOM))
+    for word in value.split(",") if m["some"] and not free else ():
         if word.strip() not in m["some"]:
             hint = suggest(word, m["some"])
             said = f"{field.name}={printable(value)}: {printable(repr(word))}"

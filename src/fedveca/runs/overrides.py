@@ -28,7 +28,7 @@ from fedveca.tasks.models import Model
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metric, display_name
+from fedveca.tasks.validate import Metrics, display_name
 
 Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each client's rows; or of (data, N, seed)
 
@@ -40,7 +40,8 @@ class CustomObjects(TypedDict, total=False):
         data: What from_arrays, from_torch, from_hugging_face or from_partitioner gives.
         model: A torch.nn.Module, which stays as it is, or a factory(shape, classes).
         loss: A function of (scores, y): one number per row.
-        metric: A function of (scores, y): one number per row, or one for all rows; its name is in the record.
+        metric: A function of (scores, y): one number per row, or one for all rows; its name is in the record. Several
+            are a list of such functions and of names of built-in ones; the first is what curves and tables show.
         partition: Each client's training rows, or a function of (data, clients, seed) that gives them.
         method: An object of a subclass of fedveca.algorithms.Algorithm.
         augment: A function of a batch x [B, ...] that gives x, changed at random; it draws with torch's functions.
@@ -49,7 +50,7 @@ class CustomObjects(TypedDict, total=False):
     data: Dataset | None
     model: Model | None
     loss: Rows | None
-    metric: Metric | None
+    metric: Metrics | None
     partition: Partition | None
     method: Algorithm | None
     augment: Augmentation | None
@@ -217,4 +218,11 @@ def name_of(key: str, thing: Any) -> str:
         return CUSTOM + (
             " ".join(repr(thing).splitlines()) if dataclasses.is_dataclass(thing) else type(thing).__name__
         )
+    if key == "metric" and isinstance(thing, Sequence):
+        if thing and all(isinstance(each, str) for each in thing):
+            raise UserError(
+                f"metric={show_value(thing)} holds names only, which go into the settings: "
+                f"Experiment(metric={','.join(thing)!r}); here at least one is a function of (scores, y)"
+            )
+        return CUSTOM + ",".join(each if isinstance(each, str) else display_name(each) for each in thing)
     return CUSTOM + display_name(thing)

@@ -369,7 +369,8 @@ def _count_held(built: Built) -> dict[str, Tensor]:
 
 def _watch_end(built: Built, records: list[Round]) -> EarlyStopping:
     """What ends this run before its last round; UserError where that cannot be judged."""
-    return EarlyStopping(built.experiment, built.problem.measure, built.problem.better, records)
+    first = built.problem.metrics[0]
+    return EarlyStopping(built.experiment, first.name, first.better, records)
 
 
 def _never_stop() -> bool:

@@ -24,11 +24,19 @@ LARGEST_COUNT = 2**63 - 1
 
 
 class Evaluation(TypedDict, total=False):
-    """A model's loss and metric on the test rows; a custom metric has a name of its own."""
+    """A model's loss and metrics on the test rows, the main one first; a custom metric has a name of its own."""
 
     test_loss: float | None
     test_accuracy: float | None
     test_absolute_error: float | None
+    test_f1: float | None
+    test_balanced_accuracy: float | None
+    test_precision: float | None
+    test_recall: float | None
+    test_top5: float | None
+    test_auc: float | None
+    test_perplexity: float | None
+    test_confusion: list[list[int]]
 
 
 class Round(Evaluation, total=False):
@@ -124,7 +132,7 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "per tested client", "flag", "clients", "faults", "text"] = "number"
+    kind: Literal["number", "per client", "per tested client", "flag", "clients", "faults", "text", "table"] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -155,6 +163,20 @@ SCHEMA = {
         Quantity("test_loss", "Test loss", better="lower"),
         Quantity("test_accuracy", "Test accuracy", unit="share", better="higher"),
         Quantity("test_absolute_error", "Test absolute error", better="lower"),
+        Quantity("test_f1", "Test F1", unit="share", better="higher", formula="mean over classes"),
+        Quantity("test_balanced_accuracy", "Test balanced accuracy", unit="share", better="higher"),
+        Quantity("test_precision", "Test precision", unit="share", better="higher", formula="mean over classes"),
+        Quantity("test_recall", "Test recall", unit="share", better="higher", formula="mean over classes"),
+        Quantity("test_top5", "Test top-5 accuracy", unit="share", better="higher"),
+        Quantity("test_auc", "Test AUC", unit="share", better="higher", formula="of the ROC curve, two classes"),
+        Quantity("test_perplexity", "Test perplexity", better="lower", formula="exp of the mean cross-entropy"),
+        Quantity(
+            "test_confusion",
+            "Test confusion matrix",
+            "table",
+            formula="a list per class of the targets: how often each class was predicted",
+            whole=True,
+        ),
         Quantity("tested", "Clients that tested", "clients", formula="they have test rows and answered", whole=True),
         Quantity("epsilon", "Privacy spent ε", better="lower", symbol="ε"),
         Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
@@ -252,9 +274,14 @@ def get_number(record: Mapping[str, object], name: str) -> float | None:
 
 
 def find_metric(records: Iterable[Mapping[str, object]]) -> str:
-    """The test value that was recorded next to the loss; accuracy where there is none yet."""
-    names = (name for record in records for name in record)
-    return next((name for name in names if name.startswith("test_") and name != "test_loss"), DEFAULT_METRIC)
+    """The main metric: the first test value that was recorded after the loss; accuracy where there is none yet."""
+    names = (name for record in records for name in list_test_values(record))
+    return next((name for name in names if name != "test_loss"), DEFAULT_METRIC)
+
+
+def list_test_values(record: Mapping[str, object]) -> list[str]:
+    """The names of the test values that are numbers, in their recorded order: the loss, the main metric, the others."""
+    return [name for name, v in record.items() if name.startswith("test_") and not isinstance(v, list | dict)]
 
 
 def pick_best(values: Iterable[float | None], better: Direction | None) -> float | None:
@@ -330,6 +357,8 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
     if quantity.kind == "faults":
         return isinstance(value, list)
     good = is_count if quantity.whole else _is_number_or_null
+    if quantity.kind == "table":
+        return isinstance(value, list) and all(isinstance(row, list) and all(map(good, row)) for row in value)
     if quantity.kind in ("per client", "per tested client", "clients"):
         return isinstance(value, list) and all(map(good, value))
     return good(value)
@@ -338,10 +367,7 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
 def _is_result(value: object) -> bool:
     if not isinstance(value, dict) or not is_count(value.get("round")) or "test_loss" not in value:
         return False
-    lists = {name: v for name, v in value.items() if isinstance(v, list)}
-    if not all(quantity and _is_valid(quantity, lists[name]) for name in lists for quantity in [find_quantity(name)]):
-        return False
-    return all(_is_number_or_null(v) for name, v in value.items() if name not in lists)
+    return all(_is_valid(find_quantity(name) or Quantity(name, name), each) for name, each in value.items())
 
 
 def _is_number_or_null(value: object) -> bool:

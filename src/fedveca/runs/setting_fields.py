@@ -37,7 +37,18 @@ MethodName = Literal[
 DataName = Literal["cifar10", "digits", "fashion-mnist", "heart", "mnist", "shakespeare", "synthetic"]
 ModelName = Literal["svm", "logistic", "mlp", "cnn", "lenet", "vgg11", "resnet18", "lstm", "gpt"]
 LossName = Literal["auto", "cross_entropy", "squared_error"]
-MetricName = Literal["auto", "accuracy", "absolute_error"]
+MetricName = Literal[
+    "auto",
+    "accuracy",
+    "absolute_error",
+    "f1",
+    "balanced_accuracy",
+    "precision",
+    "recall",
+    "top5",
+    "auc",
+    "perplexity",
+]
 PartitionName = Literal[
     "case1",
     "case2",

@@ -15,7 +15,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.overrides import check_seeds_and_methods
 from fedveca.runs.presets import read_toml
-from fedveca.runs.schema import get_number
+from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread, paired_difference
 
 StudySetting = str | int | float
@@ -224,7 +224,8 @@ def _columns(
 ) -> dict[str, StudyColumn]:
     """The test values of the kept or the last model."""
     columns: dict[str, StudyColumn] = {}
-    for name in ("test_loss", next(iter(mine.values())).metric) if mine else ():
+    one = next(iter(mine.values()), None)
+    for name in dict.fromkeys(("test_loss", one.metric, *list_test_values(one.summary[which]))) if one else ():
         a, b = ({seed: get_number(run.summary[which], name) for seed, run in of.items()} for of in (mine, first))
         both = [seed for seed in a if a[seed] is not None and b.get(seed) is not None]
         gap: Gap | None = None

@@ -18,7 +18,8 @@ from fedveca.algorithms.contract import LocalLoss, Named, Outputs
 from fedveca.errors import UserError
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
-from fedveca.tasks.losses import Rows, accuracy, cross_entropy, per_row, read_direction
+from fedveca.tasks.losses import Rows, cross_entropy, per_row
+from fedveca.tasks.metrics import METRICS, Metric
 from fedveca.tasks.randomness import draw_from
 
 Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
@@ -41,9 +42,8 @@ class ModuleProblem:
         module: nn.Module,
         said: str = "the model",
         loss: Rows = cross_entropy,
-        metric: Rows = accuracy,
+        metrics: tuple[Metric, ...] = (METRICS["accuracy"],),
         precision: str = "float32",
-        measure: str = "accuracy",
         *,
         running: Sequence[str] = (),
         fixed: Sequence[str] = (),
@@ -58,9 +58,8 @@ class ModuleProblem:
             module: What is trained.
             said: What an error calls it.
             loss: A function of (scores, y), one number per row.
-            metric: A function of (scores, y).
+            metrics: What is reported besides the loss.
             precision: Arithmetic of the layers: "float32" or "bfloat16".
-            measure: The metric's name.
             running: The buffers that training changes, by name.
             fixed: Buffers that training would change, but may not: their layers stay in evaluation mode.
             random: Whether training draws random numbers inside the module.
@@ -70,10 +69,9 @@ class ModuleProblem:
             augment: Changes the rows of each local step before the model sees them, at random.
         """
         check_module(module, said)
-        self.module, self.loss, self.metric, self.precision = module, loss, metric, precision
-        self.measure, self.whole, self.inputs = measure, False, inputs
+        self.module, self.loss, self.metrics, self.precision = module, loss, metrics, precision
+        self.inputs = inputs
         self.quiet = sorted({name.rpartition(".")[0] for name in fixed})  # layers that stay in evaluation mode
-        self.better = read_direction(metric, f"metric ({measure})")
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.shapes = {name: p.shape for name, p in trained.items()}
         self.sizes = [p.numel() for p in trained.values()]
@@ -179,7 +177,10 @@ class ModuleProblem:
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             scores = self.scores(w, x, statistics)
-            return self.loss(scores, y).mean(), torch.as_tensor(self.metric(scores, y), dtype=torch.float32).mean()
+            return self.loss(scores, y).mean(), scores
+
+    def labels(self, y: Tensor) -> Tensor:
+        return y
 
     def scores(self, w: Tensor, x: Tensor, statistics: Tensor | None = None) -> Tensor:
         """In evaluation mode."""
@@ -427,7 +428,7 @@ def check_module(module: nn.Module, said: str) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
             raise UserError(
                 f"{said}: {name} has no running statistics (track_running_stats=False), so that the scores of a row "
-                "change with the other rows of its batch; leave that argument out, or use nn.GroupNorm"
+                "change with the other rows of its batch; leave that argument out, or take fedveca.models.to_group_norm"
             )
         tracks = isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
         if tracks and part.momentum is None:

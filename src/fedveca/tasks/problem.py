@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
-from fedveca.tasks.losses import Better
+from fedveca.tasks.metrics import Metric
 
 
 class Problem(Protocol):
@@ -25,9 +25,7 @@ class Problem(Protocol):
     mapped: bool  # whether many clients are cheaper as one batch than one by one
     autograd: bool  # whether gradients are found by it, or in closed form
     compiled: bool  # whether the operations of a local step are fused on a CUDA device
-    measure: str  # what `losses` gives besides the loss: accuracy, or the name of a custom metric
-    better: Better | None  # which values of that are better, where it is known
-    whole: bool  # whether that is of all rows at once, not a mean over rows
+    metrics: tuple[Metric, ...]  # what is reported of a model besides its loss; the first is the main one
     row_bytes: int  # of what a model holds for the gradient of one row; 0 where it is not known, and little
 
     def init(self) -> Tensor:
@@ -70,7 +68,14 @@ class Problem(Protocol):
         ...
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean loss and the metric at one w [P] on rows x [B, ...], y [B], in evaluation mode: each []."""
+        """The mean loss [] and the scores [B, ...] at one w [P] on rows x [B, ...], y [B], in evaluation mode.
+
+        `fedveca.tasks.metrics.evaluate_rows` makes the metrics of them.
+        """
+        ...
+
+    def labels(self, y: Tensor) -> Tensor:
+        """What metrics compare the scores with, of targets as they came or as `targets` gives them."""
         ...
 
     def named(self, w: Tensor) -> dict[str, Tensor]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
-from fedveca.tasks.losses import Better
+from fedveca.tasks.metrics import METRICS, Metric, RowMetric
+
+
+def find_right(scores: Tensor, y: Tensor) -> Tensor:
+    """[B]: whether the score of the label is above 0; a row on the boundary is wrong either way."""
+    return (scores.gather(1, y[:, None])[:, 0] > 0).float()
 
 
 class SquaredSvm:
@@ -16,12 +22,14 @@ class SquaredSvm:
 
     ridge = 0.1
     mapped, autograd, compiled = True, False, False
-    measure, whole = "accuracy", False
-    better: Better | None = "higher"
     statistics, random, row_bytes = 0, False, 0
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, metrics: tuple[Metric, ...] = (METRICS["accuracy"],)) -> None:
         self.size = features
+        mine = METRICS["accuracy"]
+        self.metrics = tuple(
+            replace(m, function=find_right) if m is mine and isinstance(m, RowMetric) else m for m in metrics
+        )
 
     def init(self) -> Tensor:
         return torch.zeros(self.size)
@@ -58,9 +66,13 @@ class SquaredSvm:
         return torch.baddbmm(w[:, None], pull[:, None], x, beta=self.ridge, alpha=-unit / x.shape[1])[:, 0]
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        margin = self.targets(y) * (x.flatten(1) @ w)
-        slack = (1 - margin).clamp(min=0)
-        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), (margin > 0).float().mean()
+        score = x.flatten(1) @ w
+        slack = (1 - self.targets(y) * score).clamp(min=0)
+        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), torch.stack([score, -score], -1)
+
+    def labels(self, y: Tensor) -> Tensor:
+        """0 for even labels and 1 for odd ones."""
+        return (y < 0).long() if y.is_floating_point() else y & 1
 
     def _slack(self, w: Tensor, x: Tensor, s: Tensor, unit: float = 1.0) -> Tensor:
         """max(0, 1 - s unit w.x) [n, B]; as w @ x.T it is three times as fast as x @ w."""

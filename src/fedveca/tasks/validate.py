@@ -1,8 +1,8 @@
-"""A module, a loss and a metric are tried on a few rows before they are used: what does not fit is named here."""
+"""A module, a loss and metrics are tried on a few rows before they are used: what does not fit is named here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,43 +14,76 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedveca.errors import UserError, explain_error
 from fedveca.tasks.augment import Augmentation, make_augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
-from fedveca.tasks.losses import LOSSES, METRICS, Rows, accuracy, cross_entropy, per_row
+from fedveca.tasks.losses import LOSSES, Rows, cross_entropy, per_row
+from fedveca.tasks.metric_settings import parse_metrics
+from fedveca.tasks.metrics import METRICS, Auc, Metric, MetricFunction, RowMetric, WholeMetric, read_direction
 from fedveca.tasks.module_problem import FEW, ModuleProblem, to_scores
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.randomness import DrawFrom
 
 ROWS = 8  # tried at a time
 ALL, FIRST, _LAST = slice(None), slice(0, 1), slice(-1, None)
-Metric = Callable[[Tensor, Tensor], Any]  # one number per row, or one of all rows
+Metrics = str | MetricFunction | Sequence[str | MetricFunction]  # names with commas between, a function, or several
 
 
 class Goal(NamedTuple):
     """What is minimised and what is reported."""
 
     loss: Rows
-    metric: Metric
-    measure: str  # the metric's name: test_<measure> in the record
+    metrics: tuple[Metric, ...]  # test_<name> in the record; the first is the main one
     classes: int
 
     @staticmethod
-    def of(loss: str | Rows, metric: str | Metric, classes: int) -> Goal:
+    def of(loss: str | Rows, metric: Metrics, classes: int) -> Goal:
         """Names or functions; auto is what labels (classes > 0) or numbers want."""
         if loss == "auto":
             loss = "cross_entropy" if classes else "squared_error"
-        if metric == "auto":
-            metric = "accuracy" if classes else "absolute_error"
-        for what, given in (("loss", loss), ("metric", metric)):
-            if not isinstance(given, str) and not callable(given):
-                raise UserError(f"{what} is {type(given).__name__}; it is a function of (scores, y)")
-        name = metric if isinstance(metric, str) else display_name(metric)
-        if not name.isidentifier() or name == "loss":
-            raise UserError(f"metric is called {name!r}; its name is in the record: give a function made by def")
-        return Goal(
-            LOSSES[loss] if isinstance(loss, str) else loss,
-            METRICS[metric] if isinstance(metric, str) else metric,
-            name,
-            classes,
+        if not isinstance(loss, str) and not callable(loss):
+            raise UserError(f"loss is {type(loss).__name__}; it is a function of (scores, y)")
+        return Goal(LOSSES[loss] if isinstance(loss, str) else loss, make_metrics(metric, classes), classes)
+
+
+def make_metrics(given: Metrics, classes: int) -> tuple[Metric, ...]:
+    """The metrics that a setting or a user's functions name; auto is what labels (classes > 0) or numbers want.
+
+    Raises:
+        UserError: Where one is neither a name nor a function, two have the same name, or the first is a table.
+    """
+    each = parse_metrics(given) if isinstance(given, str) else given if isinstance(given, Sequence) else (given,)
+    found = tuple(_make_metric(one, classes) for one in each)
+    names = [metric.name for metric in found]
+    if not names or len({*names}) < len(names):
+        said = f"metric has two called {max(names, key=names.count)}" if names else "metric is an empty list"
+        raise UserError(f"{said}; give one function or several, each with a name of its own")
+    if found[0].table:
+        raise UserError(
+            f"metric starts with {names[0]}, a table; the first one is what curves show: put a number first"
         )
+    return found
+
+
+def _make_metric(given: str | MetricFunction, classes: int) -> Metric:
+    if isinstance(given, str):
+        name = ("accuracy" if classes else "absolute_error") if given == "auto" else given
+        if name not in METRICS:
+            raise UserError(f"metric={name} is not known; allowed: {' | '.join(METRICS)}, or a function of (scores, y)")
+        return METRICS[name]
+    if not callable(given):
+        raise UserError(f"metric is {type(given).__name__}; it is a function of (scores, y)")
+    name = display_name(given)
+    if not name.isidentifier() or name == "loss":
+        raise UserError(f"metric is called {name!r}; its name is in the record: give a function made by def")
+    unit = getattr(given, "unit", "")
+    return RowMetric(name, "", read_direction(given, f"metric ({name})"), unit, function=given)
+
+
+def check_classes(metrics: Sequence[Metric], classes: int) -> None:
+    """UserError where a metric needs more or fewer classes than there are."""
+    for metric in metrics:
+        if metric.labels and not metric.least <= classes <= metric.most:
+            low, high = metric.least, metric.most
+            need = f"{low}" if low == high else f"at least {low}" if classes < low else f"at most {high}"
+            raise UserError(f"metric={metric.name} needs {need} classes; there are {classes}")
 
 
 def validate_model(
@@ -67,7 +100,7 @@ def validate_model(
     augment: str | Augmentation = "",
 ) -> ModuleProblem:
     """The module with its goal as a problem; UserError with one sentence where they do not fit rows x and y."""
-    make = partial(ModuleProblem, module, said, goal.loss, goal.metric, precision, goal.measure, inputs=inputs)
+    make = partial(ModuleProblem, module, said, goal.loss, goal.metrics, precision, inputs=inputs)
     network = make()
     if not torch.is_grad_enabled():
         raise UserError(f"{said} cannot be trained where gradients are off: leave torch.no_grad or inference_mode")
@@ -88,10 +121,12 @@ def validate_model(
         got = f"{said} gives scores {list(scores.shape)} for {len(two)} rows"
         if goal.loss is cross_entropy:
             raise UserError(f"{got}; {goal.classes} classes need {want}")
-        if goal.metric is accuracy and not goal.classes:
-            raise UserError(f"{got}, and metric=accuracy is for labels; y holds numbers: take absolute_error")
-        if goal.metric is accuracy:
-            raise UserError(f"{got}, and metric=accuracy needs {want}; give a custom metric")
+        for metric in (each for each in goal.metrics if each.labels):
+            if not goal.classes:
+                raise UserError(f"{got}, and metric={metric.name} is for labels; y holds numbers: take absolute_error")
+            if not isinstance(metric, Auc) or scores.numel() != targets.numel():
+                raise UserError(f"{got}, and metric={metric.name} needs {want}; give a custom metric")
+    check_classes(goal.metrics, goal.classes)
     if scores.dim() == 0 or len(scores) != len(two):
         raise UserError(f"{said} gives scores {list(scores.shape)} for {len(two)} rows; the rows come first")
     if bool(scores.isnan().any()):
@@ -119,7 +154,7 @@ def validate_model(
         _check_running(module, said, trial.running)
         network = make(running=trial.running)
     network.row_bytes = trial.row_bytes
-    network.whole = _is_of_all_rows(network, goal, x, y)
+    network.metrics = tuple(_try_metric(network, metric, x, y) for metric in goal.metrics)
     network.mapped = network.mapped and _can_be_mapped(network, two, targets)
     return network
 
@@ -316,25 +351,33 @@ def _check_loss(goal: Goal, scores: Tensor, y: Tensor) -> None:
             )
 
 
-def _is_of_all_rows(network: ModuleProblem, goal: Goal, x: Tensor, y: Tensor) -> bool:
-    """Whether the metric gives one number for all rows, which then go to it at once."""
-    said = f"metric ({goal.measure})"
-    named = goal.metric in METRICS.values()
-    x, y = (x[:2], y[:2]) if named else (x, y)
-    given = y.clone()
+def _try_metric(network: ModuleProblem, metric: Metric, x: Tensor, y: Tensor) -> Metric:
+    """The metric, as one of all rows where its function gives one number for all of them."""
+    if METRICS.get(metric.name) is metric:
+        try:
+            with torch.no_grad():
+                metric.close(metric.count(network.scores(network.init(), x[:2]), y[:2]), len(y[:2]))
+        except Exception as error:
+            kinds = "accuracy is for labels, absolute_error for numbers"
+            raise UserError(f"metric={metric.name} does not fit the targets of these data; {kinds}") from error
+        return metric
+    assert isinstance(metric, RowMetric)
+    said, given = f"metric ({metric.name})", y.clone()
     try:
         with torch.no_grad():
-            value = torch.as_tensor(goal.metric(network.scores(network.init(), x), given))
+            value = torch.as_tensor(metric.function(network.scores(network.init(), x), given), dtype=torch.float32)
     except Exception as error:
-        if named:
-            kinds = "accuracy is for labels, absolute_error for numbers"
-            raise UserError(f"metric={goal.measure} does not fit the targets of these data; {kinds}") from error
         raise UserError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
-    if value.numel() != 1 and (value.dim() == 0 or len(value) != len(y)):
-        raise UserError(f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one per row")
     if given._version:
         raise UserError(f"{said} changes the targets in place; let it work on a copy")
-    return value.dim() == 0 and not named
+    if value.dim() == 0 or (value.numel() == 1 and len(y) > 1):
+        return WholeMetric(metric.name, "", metric.better, metric.unit, function=metric.function)
+    if len(value) != len(y) or (value.numel() != len(y) and value.shape != y.shape):
+        several = "; give several metrics as a list, metric=[f, g]" if len(value) == len(y) else ""
+        raise UserError(
+            f"{said} gives {list(value.shape)} for {len(y)} rows; it gives one number, or one per row{several}"
+        )
+    return metric
 
 
 def _can_be_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> bool:

@@ -21,7 +21,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_object, write_atomic
 from fedveca.runs.folder import Run, guard_writing
 from fedveca.runs.observers import Observer
-from fedveca.runs.schema import SCHEMA, Round, is_number
+from fedveca.runs.schema import Round, describe_quantity, is_number
 from fedveca.trackers.backends import BACKENDS, Tracker, Values
 
 CLIENTS = 20  # up to so many, each client's numbers have a name of their own
@@ -137,13 +137,16 @@ def list_names(track: str) -> list[str]:
 
 
 def to_values(record: Round, clients: int) -> Values:
-    """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest."""
+    """A record as numbers: `tau_k`, `tau/client_3`; of many clients the smallest, the mean and the largest.
+
+    Values of the clients that tested the model are left to their aggregates, such as `clients_accuracy_worst`.
+    """
     numbers: dict[str, float] = {}
     many: dict[str, list[float]] = {}
     ids = record.get("ids", [])
     for name, value in record.items():
-        kind = SCHEMA[name].kind if name in SCHEMA else "number"
-        if name in ("round", "ids"):
+        kind = describe_quantity(name).kind
+        if name in ("round", "ids", "tested") or kind in ("per tested client", "table"):
             continue
         if kind in ("clients", "faults") and isinstance(value, list | dict):
             numbers[name] = len(value)

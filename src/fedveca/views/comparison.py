@@ -20,6 +20,7 @@ from fedveca.runs.statistics import (
     paired_difference,
     rounds_to_reach,
 )
+from fedveca.views.clients import list_statistics
 from fedveca.views.series import WHICH, Curve, Row, Which, find_direction, list_metrics, sum_costs, tabulate
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999)
@@ -70,6 +71,7 @@ class Comparison(NamedTuple):
     curves: Sequence[Curve]
     rows: list[Row]
     names: list[str]  # test values, the decisive one first
+    statistics: dict[str, str]  # aggregates over clients, each with its test value; empty where clients test nothing
     directions: dict[str, Direction | None]
     which: Which  # the models that the sentences are about
     same_models: bool  # whether kept and last models have the same values throughout
@@ -102,10 +104,14 @@ class GapEntry(TypedDict):
 
 def compare_curves(curves: Sequence[Curve]) -> Comparison:
     """Puts together what can be said of these curves; pure numbers, no words but those on budgets."""
-    runs, rows = [run for curve in curves for run in curve.runs], tabulate(curves)
+    runs = [run for curve in curves for run in curve.runs]
+    statistics = list_statistics(runs)
+    rows = tabulate(curves, statistics)
     names = [name for name in list_metrics(runs) if name.startswith("test_")]
     directions = {name: find_direction(runs, name) for name in names}
-    names.sort(key=lambda name: (directions[name] is None, directions[name] != "higher", name == "test_loss"))
+    main = {run.metric for run in runs}
+    names.sort(key=lambda name: (directions[name] is None, name == "test_loss", name not in main))
+    directions |= {name: find_direction(runs, name) for name in statistics}
     metric = names[0] if names else ""
     kept = any(row.models["kept"][metric].mean is not None for row in rows) if metric else True
     same = bool(names) and all(row.by_seed["kept"] == row.by_seed["last"] for row in rows)
@@ -113,6 +119,7 @@ def compare_curves(curves: Sequence[Curve]) -> Comparison:
         curves=curves,
         rows=rows,
         names=names,
+        statistics=statistics,
         directions=directions,
         which="kept" if kept else "last",
         same_models=same,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from jinja2 import Environment
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
-from fedveca.runs.schema import Round, describe_quantity, format_value
+from fedveca.runs.schema import Round, describe_quantity, format_value, is_number, short_label
+from fedveca.views.clients import STAGES, STATISTIC_LABELS, list_client_metrics, name_statistic
 from fedveca.views.comparison import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
@@ -21,9 +23,11 @@ TEMPLATE = """
 {%- set cell = "text-align:left;padding:2px 12px 2px 0" -%}
 <div style="font-family:system-ui,sans-serif"><b>{{ title }}</b>
 <div style="opacity:.7">{{ state }}</div>
+{% for heads, rows in tables %}
 <table><tr>{% for name in heads %}<th style="{{ cell }}">{{ name }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>{% for text in row %}<td style="{{ cell }}">{{ text }}</td>{% endfor %}</tr>
 {% endfor %}</table>
+{% endfor %}
 {% for curve in curves %}
 <svg role="img" aria-label="{{ curve.about }}" width="{{ width }}" height="{{ height }}" style="margin:6px 12px 6px 0">
 <g fill="none" stroke="currentColor" stroke-opacity=".3"><path d="{{ frame }}"/></g>
@@ -85,15 +89,17 @@ def render_run(run: Run) -> str:
         (which, str(values.get("round", "-")), *(format_value(name, values.get(name)) for name in names))
         for which, values in closing
     ]
+    worst = {name_statistic(n, "_worst"): f"{short_label(n)}, worst 10 %" for n in list_client_metrics([run])[:1]}
     html = (
         Environment(autoescape=True)
         .from_string(TEMPLATE)
         .render(
             title=f"{find_look(e.method)[0]}: {e.model} on {e.data}, {e.partition}, {e.clients} clients",
             state=f"{len(run.rounds)} of {e.rounds} rounds{stopped}, seed {e.seed}{_describe_steps(run)}{why}",
-            heads=["model", "of round", *map(name_quantity, names)],
-            rows=rows,
-            curves=list(filter(None, (_make_curve(run, name) for name in (*names[:3], "tau_k")))),
+            tables=[(["model", "of round", *map(name_quantity, names)], rows), *_make_client_tables(run, closing)],
+            curves=list(
+                filter(None, (_make_curve(run, name, worst.get(name, "")) for name in (*names[:3], *worst, "tau_k")))
+            ),
             width=WIDTH,
             height=HEIGHT,
             frame=f"M{LEFT},{TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}",
@@ -104,6 +110,23 @@ def render_run(run: Run) -> str:
     return html.encode("utf-8", "backslashreplace").decode()  # JSON and file names may hold half a surrogate pair
 
 
+def _make_client_tables(
+    run: Run, closing: list[tuple[str, Mapping[str, object]]]
+) -> list[tuple[list[str], list[tuple[str, ...]]]]:
+    """The main metric's aggregates over clients, one line per model; no table where clients test nothing."""
+    tables = []
+    for name in list_client_metrics([run])[:1]:
+        rows = []
+        for stage in STAGES:
+            for which, values in closing:
+                each = [values.get(name_statistic(name, statistic, stage)) for statistic in STATISTIC_LABELS]
+                if any(map(is_number, each)):
+                    label = f"{which}, tuned" if stage == "tuned" else which
+                    rows.append((label, *(format_value(name, value) for value in each)))
+        tables.append(([f"{name_quantity(name)} of clients", *STATISTIC_LABELS.values()], rows))
+    return tables
+
+
 def _describe_steps(run: Run) -> str:
     """How many local steps the clients took per round, from the fewest to the most."""
     tau = [steps for record in run.rounds for steps in record.get("tau", [])]
@@ -112,8 +135,8 @@ def _describe_steps(run: Run) -> str:
     return f", τ = {tau[0]}" if min(tau) == max(tau) else f", τ from {min(tau)} to {max(tau)}"
 
 
-def _make_curve(run: Run, name: str) -> SmallCurve | None:
-    """One quantity over the rounds; None for fewer than two points."""
+def _make_curve(run: Run, name: str, label: str = "") -> SmallCurve | None:
+    """One quantity over the rounds, below it its label or another; None for fewer than two points."""
     band = compute_band([run], name, 300)
     x, y = band["x"]["rounds"], band["mean"]
     if len(x) < 2:
@@ -133,7 +156,7 @@ def _make_curve(run: Run, name: str) -> SmallCurve | None:
             (LEFT - 4, TOP + tall, "end", _format_tick(name, low)),
             (LEFT, below, "start", f"{x[0]:.0f}"),
             (WIDTH - RIGHT, below, "end", f"round {x[-1]:.0f}"),
-            (LEFT + wide // 2, below, "middle", name_quantity(name)),
+            (LEFT + wide // 2, below, "middle", label or name_quantity(name)),
         ],
     )
 

@@ -36,6 +36,7 @@ AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and 
 MAY_DIFFER = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three
 PARTITION_BYTES = 16 * 2**20
+TESTED = ("test_", "tested", "client_", "clients_", "tuned_")  # how the names of a tested model's values begin
 
 
 class Curve(NamedTuple):
@@ -190,13 +191,15 @@ def group_sections(runs: Iterable[Run], most: int = 12) -> list[list[Run]]:
 
 
 def list_metrics(runs: Iterable[Run]) -> list[str]:
-    """What was measured of the model over the rounds: every test value, and the training loss.
+    """What was measured of a model over the rounds: test loss, main metrics, others, validation, training loss.
 
     UserError for more names than can be shown.
     """
+    runs = list(runs)
     names = {n for run in runs for record in run.rounds for n, value in record.items() if is_number(value)}
-    first = [n for n in ("test_loss", "test_accuracy") if n in names]
+    first = [n for n in dict.fromkeys(("test_loss", *(run.metric for run in runs))) if n in names]
     rest = sorted(n for n in names if n.startswith("test_") and n not in first)
+    rest += [n for n in (f"val_{name.removeprefix('test_')}" for name in first + rest) if n in names]
     if len(first + rest) > MOST_METRICS:
         many = len(first + rest)
         raise UserError(f"rounds.jsonl has {many} names of test values; at most {MOST_METRICS} can be shown")
@@ -276,24 +279,27 @@ def read_partition(run: Run, clients: int = 100) -> Partition | None:
     wide = len(_list(labels[0])) if labels else 0
     if not wide or not len(ids) == len(sizes) == len(labels) or any(len(_list(row)) != wide for row in labels):
         return None
-    counts = [part.get("all"), *ids, *sizes, *(n for row in labels for n in _list(row))]
-    if not all(is_count(n) and n >= 0 for n in counts):
+    columns = {"clients": ids, "sizes": sizes, "labels": labels}
+    columns |= {name: held for name in ("val", "test") if len(held := _list(part.get(name))) == len(ids)}
+    counts = [part.get("all"), *(n for name, values in columns.items() if name != "labels" for n in values)]
+    if not all(is_count(n) and n >= 0 for n in [*counts, *(n for row in labels for n in _list(row))]):
         return None
-    ids, sizes, labels = ([values[i] for i in pick_evenly(len(ids), clients)] for values in (ids, sizes, labels))
-    return cast(Partition, {"clients": ids, "sizes": sizes, "labels": labels, "all": part["all"]})
+    at = pick_evenly(len(ids), clients)
+    return cast(Partition, {name: [values[i] for i in at] for name, values in columns.items()} | {"all": part["all"]})
 
 
 def get_closing_values(run: Run) -> dict[Which, Mapping[str, object]]:
     """The kept and the last model's values; of a run that has not ended, the last tested round's."""
     if "kept" in run.summary and "last" in run.summary:
         return {"kept": run.summary["kept"], "last": run.summary["last"]}
-    tests = ({n: v for n, v in record.items() if n.startswith("test_")} for record in reversed(run.rounds))
+    tests = ({n: v for n, v in record.items() if n.startswith(TESTED)} for record in reversed(run.rounds))
     return {"kept": {}, "last": next(filter(None, tests), {})}
 
 
-def tabulate(curves: Sequence[Curve]) -> list[Row]:
-    """One row per curve: its costs, and every test value of the kept and the last model over seeds."""
+def tabulate(curves: Sequence[Curve], more: Iterable[str] = ()) -> list[Row]:
+    """One row per curve: its costs, and every test value, and `more`, of the kept and the last model over seeds."""
     names = [n for n in list_metrics(r for c in curves for r in c.runs) if n.startswith("test_")]
+    names += more
     rows = []
     for curve in curves:
         runs = [run for run in curve.runs if not run.diverged]

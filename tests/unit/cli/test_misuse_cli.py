@@ -34,7 +34,7 @@ PRESETS = {  # what they hold, and what is said of it
     "faults": (r'faults = "drop:0.1\r"', f"faults='drop:0.1\\r' {LINE}"),
     "partition": ('partition = "custom:mine"', f"partition=custom:mine {OBJECT}"),
     "loss": ('loss = "custom:mine"', f"loss=custom:mine {OBJECT}auto | "),
-    "metric": ('metric = "custom:mine"', f"metric=custom:mine {OBJECT}auto | "),
+    "metric": ('metric = "custom:mine"', f"metric=custom:mine {OBJECT}some of auto, accuracy, "),
     "augment": ('augment = "custom:mine"', f"augment=custom:mine {OBJECT}crop:PIXELS | flip | "),
     "date": ("rounds = 1979-05-27", "rounds=datetime.date(1979, 5, 27) is not int; allowed: >= 1"),
     "tables": ("[[rounds]]\na = 1", "rounds=[{'a': 1}] is not int; allowed: >= 1"),

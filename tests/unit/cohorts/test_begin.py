@@ -42,7 +42,7 @@ def train(algorithm: Algorithm, kind: type[LocalCohort | DebugCohort], name: str
     shares = partition("dirichlet", data.y, 10, 4, seed=1)
     cohort = kind(algorithm, problem, data.x, data.y, shares, batch=8, seed=5, probe=0)
     rounds = list(federate(algorithm, cohort, algorithm.init(problem.init(), TAU), 4, participation=0.75, seed=2))
-    return [state.w for state, _ in rounds], [record["train_loss"] for _, record in rounds]
+    return [state.w for state, _ in rounds], [record["train_loss"] or 0.0 for _, record in rounds]
 
 
 @pytest.mark.parametrize("name", ["svm", "mlp"])

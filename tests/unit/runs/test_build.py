@@ -35,7 +35,7 @@ def test_seed_draws_the_first_weights() -> None:
 
 
 def test_metric_is_what_is_measured() -> None:
-    assert make_problem(replace(E, metric="absolute_error"), (4,), 0).measure == "absolute_error"
+    assert make_problem(replace(E, metric="absolute_error"), (4,), 0).metrics[0].name == "absolute_error"
     with pytest.raises(ValueError, match="metric=accuracy"):
         make_problem(replace(E, metric="accuracy"), (4,), 0, sample=(torch.zeros(2, 4), torch.tensor([0.5, 1.5])))
 

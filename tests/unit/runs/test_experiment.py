@@ -60,6 +60,7 @@ from fedveca.runs.experiment import (
 from fedveca.runs.presets import presets
 from fedveca.runs.setting_fields import TaskDefault
 from fedveca.tasks.datasets.dataset import DATASETS
+from fedveca.tasks.metric_settings import TABLES
 from fedveca.tasks.models import MODELS
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
@@ -82,7 +83,10 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     if names := choices(FIELDS[key]):
         return st.sampled_from(names)
     if m["some"]:
-        return st.lists(st.sampled_from(m["some"])).map(",".join)
+        plain = [name for name in m["some"] if key != "metric" or name not in TABLES]
+        first = st.sampled_from(plain)  # a metric is named once, and the first is a number
+        more = st.lists(st.sampled_from(m["some"]), unique=True)
+        return st.tuples(first, more).map(lambda found: ",".join(dict.fromkeys((found[0], *found[1]))))
     if TYPES[key] is int:
         numbers = st.integers(int(m["range"].low), int(min(m["range"].high, 2**31 - 1)))
         return st.sampled_from(m["words"]) | numbers if m["words"] else numbers
@@ -457,7 +461,9 @@ def test_editors_are_offered_what_is_accepted() -> None:
     for key, hint in get_type_hints(Experiment).items():
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
         offered = get_args(literals[0]) if literals else ()
-        named = {"model": tuple(MODELS), "init": ("paper", "torch")}.get(key) or choices(FIELDS[key])
+        metrics = tuple(name for name in FIELDS["metric"].metadata["some"] if name not in TABLES)
+        special = {"model": tuple(MODELS), "init": ("paper", "torch"), "metric": metrics}
+        named = special.get(key) or choices(FIELDS[key])
         named = named or FIELDS[key].metadata["words"]
         assert set(offered) == set(named), key
         free = FIELDS[key].metadata["custom"] or key == "init"  # which may be a path

@@ -17,6 +17,8 @@ from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
 from fedveca.runs.schema import LARGEST_NUMBER, SCHEMA, Quantity, Round
+from fedveca.tasks.metric_settings import TABLES
+from fedveca.tasks.metrics import METRICS
 
 
 def model_for(method: str) -> str:
@@ -34,6 +36,8 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
     "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
+    "classes": (replace(SMALL, model="mlp", metric="f1,balanced_accuracy,precision,recall,top5,confusion"), {}),
+    "two classes": (replace(SMALL, model="svm", metric="auc,perplexity"), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
 }
 
@@ -50,6 +54,9 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
+    if quantity.kind == "table":
+        assert len({len(value), *(len(row) for row in value)}) == 1
+        value = [v for row in value for v in row]
     if quantity.kind == "per client":
         assert len(value) == len(record["ids"])
     return all(type(v) in wanted for v in value)
@@ -125,8 +132,22 @@ def test_losses_are_better_low_and_accuracy_is_better_high() -> None:
         "test_loss": "lower",
         "test_accuracy": "higher",
         "test_absolute_error": "lower",
+        "test_f1": "higher",
+        "test_balanced_accuracy": "higher",
+        "test_precision": "higher",
+        "test_recall": "higher",
+        "test_top5": "higher",
+        "test_auc": "higher",
+        "test_perplexity": "lower",
         "epsilon": "lower",
     }
+
+
+def test_the_schema_states_of_metrics_what_they_state_of_themselves() -> None:
+    for name, metric in METRICS.items():
+        quantity = SCHEMA[f"test_{name}"]
+        assert (quantity.better, quantity.unit) == (metric.better, metric.unit), name
+        assert (quantity.kind == "table") == metric.table == (name in TABLES), name
 
 
 def test_the_best_of_some_values() -> None:
@@ -141,6 +162,21 @@ def test_the_metric_is_the_test_value_beside_the_loss() -> None:
     assert schema.find_metric([{"round": 0}, {"test_loss": 1.0, "test_worst": 2.0}]) == "test_worst"
     assert schema.find_metric([{"test_loss": 1.0}]) == "test_accuracy"
     assert schema.find_metric([]) == "test_accuracy"
+    several = {"test_loss": 1.0, "test_confusion": [[1]], "test_f1": None, "test_accuracy": 0.5}
+    assert schema.find_metric([several]) == "test_f1"  # the first number, also where it is null
+    assert schema.list_test_values({"round": 1, **several}) == ["test_loss", "test_f1", "test_accuracy"]
+
+
+@pytest.mark.parametrize("table", [3, [1], [[1.5]], [[True]], [["1"]], [[None]], {}])
+def test_a_table_is_lists_of_counts(table: object) -> None:
+    good = {"round": 0, "test_loss": 1.0, "test_confusion": [[1, 0], [2, 3]]}
+    summary = {"tau_all": 1, "last": good, "kept": good}
+    assert schema.validate_round(good, 0)
+    assert schema.validate_summary(summary)
+    with pytest.raises(UserError, match=r"^line 1 of rounds.jsonl: invalid value for test_confusion$"):
+        schema.validate_round({**good, "test_confusion": table}, 0)
+    with pytest.raises(UserError, match=r"^summary.json: invalid value for kept$"):
+        schema.validate_summary({**summary, "kept": {**good, "test_confusion": table}})
 
 
 # for people

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from recorded import require_number
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
 from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
+from fedveca.runs.export import export_run
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.setting_fields import Precision
@@ -223,10 +225,11 @@ def test_tied_weights_are_handed_out_under_every_name(clients: int, tmp_path: Pa
     start = deepcopy(module)
     done = run(replace(E, clients=clients), tmp_path / "a", data=data, model=module)
     assert done.model.keys() == module.state_dict().keys()
-    from safetensors.torch import load_file
-
-    for found in (done.model, load_file(tmp_path / "a" / "model.safetensors")):
-        module.load_state_dict(found)
+    export_run(Run.open(tmp_path / "a"), "safetensors", tmp_path / "b.safetensors")
+    stored = load_file(tmp_path / "a" / "model.safetensors"), load_file(tmp_path / "b.safetensors")
+    for found in (done.model, Run.open(tmp_path / "a").model, *stored):
+        module = deepcopy(start)
+        module.load_state_dict(found, strict=True)
         assert module.outer.weight is module.inner.weight
         share = float((module(data.x_test).argmax(1) == data.y_test).float().mean())
         assert done.summary["kept"]["test_accuracy"] == pytest.approx(share)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from fedveca.errors import UserError
 from fedveca.tasks.custom import import_object
-from fedveca.tasks.losses import METRICS, metric
+from fedveca.tasks.metrics import METRICS, evaluate_rows, metric
 from fedveca.tasks.models import model
 from fedveca.tasks.module_problem import FEW, ModuleProblem
 from fedveca.tasks.problem import Problem
@@ -86,15 +86,17 @@ def test_losses_are_the_loss_and_accuracy_of_one_model(name: str) -> None:
     problem = model(name, SHAPE, CLASSES)
     x, y, _ = batch(1, rows=40)
     w = problem.init() + 0.05 * torch.randn(problem.size, generator=torch.Generator().manual_seed(1))
-    loss, accuracy = problem.losses(w, x[0], y[0])
+    loss, scores = problem.losses(w, x[0], y[0])
+    accuracy = evaluate_rows(problem, w, [(x[0], y[0])])["accuracy"]
+    assert isinstance(accuracy, float)
     torch.testing.assert_close(loss, problem.gradients(w[None], x, y)[0][0], rtol=1e-5, atol=1e-6)
     if isinstance(problem, ModuleProblem):
-        scores = functional_call(problem.module, problem.named(w), (x[0],))
-        assert float(accuracy) == pytest.approx(float((scores.argmax(1) == y[0]).float().mean()))
+        assert torch.equal(scores, functional_call(problem.module, problem.named(w), (x[0],)))
+        assert accuracy == pytest.approx(float((scores.argmax(1) == y[0]).float().mean()))
     else:
         odd = (x[0].flatten(1) @ w < 0).long()
-        assert float(accuracy) == pytest.approx(float((odd == y[0] % 2).float().mean()))
-    assert 0 < float(accuracy) < 1
+        assert accuracy == pytest.approx(float((odd == y[0] % 2).float().mean()))
+    assert 0 < accuracy < 1
 
 
 def test_svm_by_hand() -> None:
@@ -279,7 +281,10 @@ def test_a_users_factory_beside_the_command(own: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("untracked", r"1 has no running statistics \(track_running_stats=False\), .*use nn.GroupNorm$"),
+        (
+            "untracked",
+            r"1 has no running statistics \(track_running_stats=False\), .*fedveca.models.to_group_norm$",
+        ),
         ("narrow", r"gives scores \[2, 3\] for 2 rows; 10 classes need \[2, 10\]$"),
         ("scalar", r"gives scores \[20\] for 2 rows"),
         ("misfit", r"does not fit rows of shape \[1, 8, 8\]: mat1 and mat2 shapes"),
@@ -332,9 +337,17 @@ def test_the_cnn_takes_images_only(shape: tuple[int, ...]) -> None:
 
 
 def test_metrics_know_their_direction_and_unit() -> None:
-    assert {name: (m.better, m.unit) for name, m in METRICS.items()} == {  # type: ignore[attr-defined]
+    assert {name: (m.better, m.unit) for name, m in METRICS.items()} == {
         "accuracy": ("higher", "share"),
         "absolute_error": ("lower", ""),
+        "f1": ("higher", "share"),
+        "balanced_accuracy": ("higher", "share"),
+        "precision": ("higher", "share"),
+        "recall": ("higher", "share"),
+        "top5": ("higher", "share"),
+        "auc": ("higher", "share"),
+        "perplexity": ("lower", ""),
+        "confusion": (None, ""),
     }
 
 
@@ -347,11 +360,11 @@ def test_a_problem_carries_the_direction_of_its_metric() -> None:
         return miss(scores, y)
 
     made = {name: model("mlp", (4,), 2, metric=m) for name, m in (("auto", "auto"), ("miss", miss), ("silent", silent))}
-    found = {name: (problem.measure, problem.better) for name, problem in made.items()}
+    found = {name: (problem.metrics[0].name, problem.metrics[0].better) for name, problem in made.items()}
     assert found == {"auto": ("accuracy", "higher"), "miss": ("miss", "lower"), "silent": ("silent", None)}
-    assert made["miss"].fork().better == "lower"
-    assert model("mlp", (4,), 0, sample=(torch.rand(8, 4), torch.rand(8))).better == "lower"
-    assert model("svm", (4,), 10).better == "higher"
+    assert made["miss"].fork().metrics[0].better == "lower"
+    assert model("mlp", (4,), 0, sample=(torch.rand(8, 4), torch.rand(8))).metrics[0].better == "lower"
+    assert model("svm", (4,), 10).metrics[0].better == "higher"
 
 
 def test_a_direction_is_one_of_two() -> None:

@@ -30,7 +30,8 @@ from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
 from fedveca.runs.setting_fields import NormStatistics
-from fedveca.tasks.losses import accuracy, cross_entropy
+from fedveca.tasks.losses import cross_entropy
+from fedveca.tasks.metrics import accuracy
 from fedveca.tasks.models import Model, model
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.randomness import DrawFrom, draw_from
@@ -593,7 +594,7 @@ REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "untracked": (
         lambda: flat(nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 10)),
         {},
-        r"1 has no running statistics \(track_running_stats=False\), .*; leave that argument out, or use nn.GroupNorm$",
+        r"1 has no running statistics \(track_.*=False\), .*; leave that argument out, or .*models.to_group_norm$",
     ),
     "float64": (lambda: flat(nn.Linear(64, 10)).double(), {}, r"1.weight is torch.float64; what is trained is float32"),
     "counter": (

@@ -22,7 +22,8 @@ from test_board import Client, ask, line, written
 
 from fedveca.cli import main
 from fedveca.views.board import connections
-from fedveca.views.board.app import SharedAnswer, make_app
+from fedveca.views.board.app import make_app
+from fedveca.views.board.responses import SharedAnswer
 from fedveca.views.board.tail import RunTail
 
 pytestmark = pytest.mark.slow
@@ -376,7 +377,7 @@ def test_one_look_answers_all_who_asked_before_it() -> None:
 
 
 def test_bodies_that_wait_for_their_readers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveca.views.board.app._WAITING_BYTES", 100)
+    monkeypatch.setattr("fedveca.views.board.responses._WAITING_BYTES", 100)
     written(tmp_path / "a", [line(0, [1])])
     board, read, statuses = make_app(tmp_path), asyncio.Event(), list[int]()
     scope = {"type": "http", "method": "GET", "path": "/api/run", "query_string": b"run=a", "root_path": ""}

@@ -47,8 +47,8 @@ def test_what_is_no_number_is_left_out() -> None:
 def test_metrics_come_from_the_lines() -> None:
     assert series.list_metrics([made([line(0, test_r2=0.1, test_mse=1.0, test_loss=2.0, train_loss=1)])]) == [
         "test_loss",
+        "test_r2",  # the main metric: it was recorded first
         "test_mse",
-        "test_r2",
         "train_loss",
     ]
 

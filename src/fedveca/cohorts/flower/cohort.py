@@ -31,6 +31,7 @@ from fedveca.cohorts.flower.messages import (
     read_answer,
 )
 from fedveca.cohorts.flower.wire import DTYPES, narrow
+from fedveca.cohorts.scores import LOSS
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -194,12 +195,13 @@ class FlowerCohort:
         """The values of one client, checked."""
         settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
         diverged = check_settings(settings, {"client": i, "round": sent.round, "rows": rows})
-        wanted = set[str]() if diverged else set(self.task.scores)
-        if set(numbers) != wanted or arrays:
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(wanted)}")
+        need, allowed = (set[str](), set[str]()) if diverged else ({LOSS}, set(self.task.scores))
+        if not need <= numbers.keys() <= allowed or arrays:
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names(allowed)}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
-        return [check_range(numbers[name], name, *bounds) for name, bounds in self.task.scores.items()]
+        known = {name: check_range(numbers[name], name, *self.task.scores[name]) for name in numbers}
+        return [known.get(name, math.nan) for name in self.task.scores]  # the rows may not define a metric
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         asked = {i: {"tau": steps} for i, steps in tau.items()}
@@ -296,8 +298,10 @@ class FlowerCohort:
     def _wait_for_clients(self, clients: int) -> None:
         """Waits until every client is there; each is waited for once, at the start."""
         until, connected = time.monotonic() + max(self.timeout, _JOIN_SECONDS), -1
-        while len(self._node) < clients or self._reject_odd(clients):
+        while len(self._node) < clients:
             self._ask_new(clients)
+            if self._forms is not None and len(self._node) == clients:
+                self._reject_odd(self._forms)
             if len(self._node) != connected:
                 connected = len(self._node)
                 self.say(f"{connected} of {clients} clients are connected")
@@ -307,14 +311,10 @@ class FlowerCohort:
                 raise TooFewClients(f"clients {', '.join(map(str, missing))} of {clients} did not connect{why}")
             time.sleep(_POLL_SECONDS)
 
-    def _reject_odd(self, clients: int) -> bool:
-        """Whether there are clients whose rows have another form than those of most; they are rejected."""
-        if self._forms is None:
-            return False
-        _, odd = agree_on_form({i: self._forms[i] for i in self._node})
-        for i, why in odd.items():
-            self._reject(self._node.pop(i), i, why, clients)
-        return bool(odd)
+    def _reject_odd(self, forms: Mapping[int, NodeForm]) -> None:
+        """Rejects clients whose rows have another form than those of most."""
+        for i, why in agree_on_form({i: forms[i] for i in self._node})[1].items():
+            self._reject(self._node.pop(i), i, why, len(forms))
 
     def _check_arrivals(self) -> None:
         """Asks new nodes who they are, and records answers that came too late."""
@@ -367,7 +367,8 @@ class FlowerCohort:
         except InvalidAnswer as error:
             self._reject(node, i, str(error), clients)
             return
-        self._rejected.pop(node, None)
+        if self._forms is None:  # else it may still be rejected, for the form of its rows
+            self._rejected.pop(node, None)
         self._sure.add(node)
         self._known[i] = has
         if self._forms is not None and form is not None:

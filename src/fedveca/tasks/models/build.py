@@ -18,7 +18,7 @@ from fedveca.tasks.losses import Rows
 from fedveca.tasks.models.registry import MODELS, Shape, Task
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
-from fedveca.tasks.validate import ROWS, Goal, Metric, display_name, validate_model
+from fedveca.tasks.validate import ROWS, Goal, Metrics, check_classes, display_name, make_metrics, validate_model
 
 Model = nn.Module | Callable[[Shape, int], nn.Module]
 Sample = tuple[Tensor, Tensor]
@@ -38,7 +38,7 @@ def model(
     seed: int = 0,
     custom: Model | None = None,
     loss: str | Rows = "auto",
-    metric: str | Metric = "auto",
+    metric: Metrics = "auto",
     sample: Sample | None = None,
     norm_stats: str = "average",
     inputs: Inputs = (),
@@ -60,7 +60,7 @@ def model(
         seed: w_0 is a pure function of it, unless a module is given, which brings its own.
         custom: A module or a factory(shape, classes) in place of `name`.
         loss: A name, or a function of (scores, y).
-        metric: A name, or a function of (scores, y).
+        metric: Names with commas between, a function of (scores, y), or a list of functions and names.
         sample: Prepared rows and their targets to try model, loss and metric on.
         norm_stats: What becomes of running statistics: "average", "local" or "fixed".
         inputs: How a row is split, where the model takes several inputs.
@@ -83,7 +83,7 @@ def model(
             raise UserError(f"model is {type(custom).__name__}; it is a torch.nn.Module or a factory(shape, classes)")
         build = (lambda: deepcopy(custom).cpu()) if isinstance(custom, nn.Module) else partial(custom, shape, outputs)
     elif name in MODELS:
-        standard = (loss, metric) == ("auto", "auto")
+        standard = loss == "auto" and isinstance(metric, str) and all(m.labels for m in make_metrics(metric, classes))
         tokens = x.dtype == torch.int64
         task = Task(shape, outputs, y, tokens, init, hidden, standard, layers, norm, dropout)
         build = partial(MODELS[name].build, task)
@@ -106,7 +106,9 @@ def model(
     if isinstance(module, SquaredSvm) and custom is None and name in MODELS:
         if augment:
             raise UserError(f"augment does not go with {said}, whose gradient is in closed form; take model=logistic")
-        return module
+        metrics = make_metrics(metric, classes)
+        check_classes(metrics, 2)
+        return SquaredSvm(module.size, metrics)
     if not isinstance(module, nn.Module):
         raise UserError(f"{said} returned {type(module).__name__}; a factory(shape, classes) gives a torch.nn.Module")
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):

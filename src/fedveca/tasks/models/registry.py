@@ -24,7 +24,7 @@ class Task(NamedTuple):
     tokens: bool  # whether rows are whole numbers for an Embedding
     init: str
     hidden: int
-    standard: bool  # whether loss and metric are those that the targets want
+    standard: bool  # whether the loss is the one that the targets want, and every metric is one of labels
     layers: int = 2
     norm: str = "auto"
     dropout: float = 0.0

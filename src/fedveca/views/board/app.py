@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import math
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
@@ -21,26 +19,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from fedveca.errors import UserError
 from fedveca.runs.files import read_directions, read_object
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import SCHEMA, Json, describe_quantity
+from fedveca.runs.schema import SCHEMA, Json, describe_quantity, find_quantity
 from fedveca.version import __version__
 from fedveca.views.board.downsample import average_runs, find_window, thin_band
 from fedveca.views.board.export import BoardBusy, MadeFile, make_report, write_csv
 from fedveca.views.board.files import get_count, read_settings, to_plain_json
 from fedveca.views.board.guard import Guard
 from fedveca.views.board.index import RunIndex, share_settings
-from fedveca.views.board.tail import BOARD_AXES, NUMBERS, FaultRow, HeatMap, RunTail, round_digits
+from fedveca.views.board.query import Query
+from fedveca.views.board.responses import BoundedResponse, SharedAnswer, SlicedResponse, encode_json
+from fedveca.views.board.tail import BOARD_AXES, NUMBERS, ClientBand, FaultRow, HeatMap, RunTail, round_digits
 from fedveca.views.report.plotly_bundle import plotly_script
 
 MOST_RUNS = 64  # of one question
 _TAILS, _KEPT = MOST_RUNS, 2 * NUMBERS  # runs whose columns stay in memory, and their numbers in total
 _POINTS = 2**21  # of all curves of an answer; where more are asked for, each is thinned further
+_FAMILIES = 200  # names of the list that are described with it
 _WORKING = 4  # requests that are worked on at a time
-_SLICE_BYTES, _WAITING_BYTES = 2**16, 2**28  # of an answer that are sent at a time, and of all that wait for readers
 _MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -119,7 +118,13 @@ class BoardApi:
         """One row per run; of the settings only what differs from `common`."""
         rows = self.index.list_runs()
         common = share_settings(rows)
-        return {"root": self.root, "version": __version__, "common": common, "runs": [vars(row) for row in rows]}
+        return {
+            "root": self.root,
+            "version": __version__,
+            "common": common,
+            "quantities": _describe_families(name for row in rows for name in row.values),
+            "runs": [vars(row) for row in rows],
+        }
 
     def get_schema(self, query: Query) -> dict[str, dict[str, Json]]:
         """What a run can record: labels, units, directions, symbols."""
@@ -148,7 +153,7 @@ class BoardApi:
                 "resume": how_to_resume(folder),
                 "settings": _read_or_empty(lambda: read_settings(folder)),
                 "environment": _read_or_empty(lambda: read_object(folder, "environment.json")),
-                "summary": _read_or_empty(lambda: read_object(folder, "summary.json")),
+                "summary": _read_or_empty(lambda: _drop_lists(read_object(folder, "summary.json"))),
                 "faults": list(tail.faults),
                 "fault_count": tail.fault_count,
                 "damaged": tail.damaged,
@@ -232,6 +237,14 @@ class BoardApi:
             tail.read()
             return tail.read_heat_map(query.one("name"), low, high, rows, columns)
 
+    def read_clients(self, query: Query) -> ClientBand:
+        """How a value of one run is distributed over the clients that tested it, by an axis."""
+        tail, axis = self.get_tail(query.one("run")), query.choice("x", BOARD_AXES)
+        low, high = query.number("from", -math.inf), query.number("to", math.inf)
+        with tail.lock:
+            tail.read()
+            return tail.read_distribution(query.one("name"), axis, low, high, query.whole("width", 500, 10, 4000))
+
     def read_log(self, query: Query) -> LogPage:
         """Some lines of rounds.jsonl as they are."""
         tail = self.get_tail(query.one("run"))
@@ -240,91 +253,6 @@ class BoardApi:
             before = query.whole("before", len(tail.starts), 0, 2**31)
             first, lines = tail.read_log(before, query.whole("count", 100, 1, 500))
             return {"first": first, "total": len(tail.starts), "lines": lines}
-
-
-class Query:
-    """What an address asks for, checked; UserError in one sentence."""
-
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self.pairs, self.asked = pairs, time.monotonic()
-
-    def many(self, key: str, most: int) -> list[str]:
-        values = list(dict.fromkeys(v for k, v in self.pairs if k == key))
-        if len(values) > most:
-            raise UserError(f"{len(values)} times {key} is too many; at most {most}")
-        return values
-
-    def one(self, key: str) -> str:
-        values = self.many(key, 1)
-        if not values:
-            raise UserError(f"{key} is missing")
-        return values[0]
-
-    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
-        value = (self.many(key, 1) or [allowed[0]])[0]
-        if value not in allowed:
-            raise UserError(f"{key}={value} is not known; allowed: {' | '.join(allowed)}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        values = self.many(key, 1)
-        try:
-            value = float(values[0]) if values else default
-        except ValueError:
-            value = math.nan
-        if math.isnan(value):
-            raise UserError(f"{key}={values[0]} is not a number")
-        return value
-
-    def whole(self, key: str, default: int, low: int, high: int) -> int:
-        value = self.number(key, default)
-        if not low <= value <= high or value != int(value):
-            raise UserError(f"{key}={value:g} is out of range; allowed: {low} to {high}")
-        return int(value)
-
-
-class SharedAnswer:
-    """One answer for all who asked before it was begun: many requests at once cost little more than one."""
-
-    def __init__(self, make: Callable[[], bytes]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self._began, self._body = -math.inf, b""
-
-    def __call__(self, asked: float) -> bytes:
-        with self._lock:
-            if self._began <= asked:
-                began = time.monotonic()
-                self._body, self._began = self._make(), began
-            return self._body
-
-
-class SlicedResponse(Response):
-    """Sent piece by piece as it is read: a slow reader takes the memory of the body, which others may share."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        last = max(0, len(self.body) - 1) // _SLICE_BYTES * _SLICE_BYTES
-        for at in range(0, last + 1, _SLICE_BYTES):
-            piece = bytes(self.body[at : at + _SLICE_BYTES])
-            await send({"type": "http.response.body", "body": piece, "more_body": at < last})
-
-
-class BoundedResponse(SlicedResponse):
-    """A body that is not shared: all that wait for their readers are bounded together."""
-
-    waiting = 0  # bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = BoundedResponse
-        if kind.waiting and kind.waiting + len(self.body) > _WAITING_BYTES:
-            busy = {"error": "too many answers are being read slowly; ask again later"}
-            await Response(_encode(busy), 503, media_type="application/json")(scope, receive, send)
-            return
-        kind.waiting += len(self.body)
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            kind.waiting -= len(self.body)
 
 
 def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tuple[str, ...] = ()) -> Guard:
@@ -343,7 +271,7 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
             except (ValueError, OSError) as error:
                 status, content = 400, {"error": str(error)}
             if not isinstance(content, MadeFile):
-                body = content if isinstance(content, bytes) else _encode(content)
+                body = content if isinstance(content, bytes) else encode_json(content)
                 content = MadeFile(body, "application/json", {})
             return status, content, f'"{hashlib.sha256(content.content).hexdigest()[:24]}"'
 
@@ -358,7 +286,7 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
 
         return endpoint
 
-    runs = SharedAnswer(lambda: _encode(api.list_runs(Query([]))))
+    runs = SharedAnswer(lambda: encode_json(api.list_runs(Query([]))))
     asks = {
         "schema": api.get_schema,
         "looks": api.get_looks,
@@ -366,6 +294,7 @@ def make_app(root: Path, *, host: str = "127.0.0.1", token: str = "", names: tup
         "curves": api.read_curves,
         "bands": api.read_bands,
         "heat": api.read_heat_map,
+        "clients": api.read_clients,
         "log": api.read_log,
         "csv": api.export_csv,
         "report": api.export_report,
@@ -397,12 +326,26 @@ def _read_plotly() -> bytes:
     return plotly_script().encode()
 
 
+def _describe_families(names: Iterable[str]) -> dict[str, dict[str, Json]]:
+    """Those of the names that the schema describes without having them one by one, such as clients_accuracy_worst."""
+    found: dict[str, dict[str, Json]] = {}
+    for name in names:
+        if name not in SCHEMA and name not in found and len(found) < _FAMILIES and (quantity := find_quantity(name)):
+            found[name] = quantity._asdict()
+    return found
+
+
+def _drop_lists(summary: Mapping[str, object]) -> dict[str, object]:
+    """The summary without the lists over clients of its models, which may be long; their aggregates stay."""
+    out = dict(summary)
+    for which in ("kept", "last"):
+        if isinstance(model := out.get(which), dict):
+            out[which] = {name: value for name, value in model.items() if not isinstance(value, list)}
+    return out
+
+
 def _read_or_empty(read: Callable[[], object]) -> Json:
     try:
         return to_plain_json(read())
     except (OSError, ValueError):
         return {}
-
-
-def _encode(content: object) -> bytes:
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()

@@ -42,6 +42,10 @@ _STOP_MARK = "stopped.json"  # as in fedveca.runs.folder, which would load PyTor
 _FILES = ("experiment.toml", "summary.json", "rounds.jsonl", LOCK_FILE, _STOP_MARK)
 _LETTERS = 200  # of a setting of MAIN or a metric's name in the list
 _OTHER_LETTERS, _SETTINGS, _VALUES = 80, 64, 32  # of any other setting; settings and recorded numbers of one run
+_CLIENTS, _DETAILS = (
+    ("clients_", "tuned_"),
+    ("_rows", "_sd", "_best"),
+)  # aggregates over clients that the list leaves out
 MAIN = ("method", "data", "model", "partition", "clients", "seed")
 
 ShownSetting = str | float | None
@@ -204,7 +208,7 @@ def _add_summary(row: Row, folder: Path) -> None:
 
 def _add_values(row: Row, record: Mapping[str, object]) -> None:
     for name, value in record.items():
-        number = finite_number(value)
+        number = None if name.startswith(_CLIENTS) and name.endswith(_DETAILS) else finite_number(value)
         if number is not None and is_shown_name(name) and (name in row.values or len(row.values) < _VALUES):
             row.values[name] = round_number(number)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,28 @@ from numpy.typing import NDArray
 from fedveca.errors import UserError
 from fedveca.runs.files import OBJECT_BYTES
 from fedveca.runs.schema import SCHEMA, Json, describe_quantity, get_number, is_number
-from fedveca.views.board.downsample import Cells, Floats, Places, average_blocks, find_window, thin_curve
-from fedveca.views.board.files import HIGHEST_SETTING, Line, Stamp, is_shown_name, open_file, parse_line, to_plain_json
+from fedveca.views.board.downsample import Cells, Floats, Places, average_blocks, find_window, thin_band, thin_curve
+from fedveca.views.board.files import (
+    HIGHEST_SETTING,
+    NAME_LETTERS,
+    Line,
+    Stamp,
+    is_shown_name,
+    open_file,
+    parse_line,
+    to_plain_json,
+)
 
 BOARD_AXES = ("round", "steps", "bytes", "seconds")
 _CELLS = 2**23  # of one heat map in memory; more clients than fit are averaged in blocks as they come
 NUMBERS = 16 * _CELLS  # of one run in memory
 _SENT, _CHUNK = 2**20, 2**18  # cells of a heat map in an answer, and those that are averaged at a time
-_NAMES = 64  # recorded names
+_NAMES = 128  # recorded names, and quartiles of the values of clients
+_TESTED = "per tested client"  # the kind of quantities over the clients that tested the model
 _LINE_BYTES = 2**26
 _LARGE = 2**20  # bytes of a line that is parsed alone: what JSON makes of it takes many times as much
 _FAULTS = 1000
+QUARTILES = {"low": 25, "middle": 50, "high": 75}  # percentiles
 _parsing = threading.Lock()
 
 
@@ -57,6 +68,26 @@ class Column:
         self.rows, self.values = array("i"), array(kind)
 
 
+class LinePlaces:
+    """Which client, or block of clients, each number of a list belongs to, line by line."""
+
+    def __init__(self) -> None:
+        self.at, self.ends = array("i"), array("q")  # places, and where those of each line end
+        self.highest = 0  # a method that pools all rows has one client, whatever the settings say
+
+
+class ClientBand(TypedDict):
+    """A value over the clients, by the rounds that tested them: x, mean, both tenths and quartiles."""
+
+    x: list[float | None]
+    mean: list[float | None]
+    worst: list[float | None]
+    low: list[float | None]
+    middle: list[float | None]
+    high: list[float | None]
+    best: list[float | None]
+
+
 class RunTail:
     """Columns of numbers, grids of one number per client, faults; complete lines only.
 
@@ -78,9 +109,7 @@ class RunTail:
         self.starts = array("q")
         self.columns: dict[str, Column] = {}
         self.grids: dict[str, Column] = {}
-        self.places = array("i")  # which client, or block of clients, each number of a grid belongs to, line by line
-        self.ends = array("q")  # of each line in `places`
-        self.highest = 0  # of `places`; a method that pools all rows has one client, whatever the settings say
+        self.places = {"ids": LinePlaces(), "tested": LinePlaces()}  # by the list of clients that others run over
         self.faults: deque[FaultRow] = deque(maxlen=_FAULTS)
 
     @property
@@ -130,22 +159,21 @@ class RunTail:
     def _add_line(self, line: Line, start: int) -> None:
         row = len(self.starts)
         self.starts.append(start)
-        ids = line.values.get("ids")
-        ids = ids if isinstance(ids, list) else []
-        at = self._find_places(ids)
         sums: dict[str, float] = {}
-        if at is not None:
-            blocks, within = np.unique(at, return_inverse=True) if self.block > 1 else (at, None)
-            self.highest = max(self.highest, int(at.max()))
-            self.places.frombytes(blocks.astype(np.int32).tobytes())
-            for name, value in line.values.items():
-                each = _to_floats(value, len(ids)) if name not in ("ids", "left_out", "faults") else None
-                if each is not None:
+        for over, places in self.places.items():
+            listed = line.values.get(over)
+            ids = listed if isinstance(listed, list) else []
+            if (at := self._find_places(ids)) is not None:
+                blocks, within = np.unique(at, return_inverse=True) if self.block > 1 else (at, None)
+                places.highest = max(places.highest, int(at.max()))
+                places.at.frombytes(blocks.astype(np.int32).tobytes())
+                self.kept += len(blocks)
+                for name, each in _list_floats(line, over, len(ids)):
                     self._add_cells(name, row, each if within is None else _average(each, within.ravel(), len(blocks)))
+                    sums |= _find_quartiles(name, each) if over == "tested" else {}
                     if name == "tau":
                         sums[" steps"] = float(np.nansum(each))
-        self.kept += len(self.places) - (self.ends[-1] if self.ends else 0)
-        self.ends.append(len(self.places))
+            places.ends.append(len(places.at))
         if {"bytes_up", "bytes_down"} & line.values.keys():
             sums[" bytes"] = sum(get_number(line.values, name) or 0 for name in ("bytes_up", "bytes_down"))
         shown = {name: value for name, value in line.values.items() if is_shown_name(name)}
@@ -170,7 +198,7 @@ class RunTail:
         return np.array(ids, dtype=np.int64) // self.block
 
     def _add_cells(self, name: str, row: int, values: Floats) -> None:
-        if not is_shown_name(name) or (name not in self.grids and len(self.grids) >= _NAMES // 4):
+        if not is_shown_name(name) or (name not in self.grids and len(self.grids) >= _NAMES // 8):
             return
         grid = self.grids.setdefault(name, Column("f"))
         grid.rows.append(row)
@@ -208,6 +236,29 @@ class RunTail:
         part = find_window(x, low, high)
         return self._read_axis("round").astype(int)[rows][part], x[part], np.array(column.values)[part]
 
+    def read_distribution(self, name: str, axis: str, low: float, high: float, width: int) -> ClientBand:
+        """How a list over the clients that tested is distributed, over a window of an axis, thinned to the screen."""
+        aggregate = name.replace("client_test_", "clients_", 1).replace("client_tuned_", "tuned_", 1)
+        names = {
+            "mean": aggregate,
+            "worst": f"{aggregate}_worst",
+            **{part: f" {part} {name}" for part in QUARTILES},
+            "best": f"{aggregate}_best",
+        }
+        middle = self.columns.get(names["middle"], Column("d"))
+        rows = np.array(middle.rows, dtype=int)
+        x = self._read_axis(axis)[rows]
+        part = find_window(x, low, high)
+        columns = [x[part], *(self._spread_column(of)[rows][part] for of in names.values())]
+        thin = thin_band(columns, width) if rows.size else columns
+        return cast(ClientBand, dict(zip(("x", *names), (round_digits(values) for values in thin), strict=True)))
+
+    def _spread_column(self, name: str) -> Floats:
+        """[K] a column with NaN in the lines that do not have it."""
+        column, each = self.columns.get(name, Column("d")), np.full(len(self.starts), np.nan)
+        each[np.array(column.rows, dtype=int)] = np.array(column.values)
+        return each
+
     def list_cells(self, name: str, low: float, high: float) -> Iterator[tuple[int, int, float]]:
         """Round, client and number of a window of the rounds, as they were recorded; UserError for means of blocks."""
         grid, rounds = self.grids.get(name), self._read_axis("round")
@@ -216,7 +267,7 @@ class RunTail:
         if self.block > 1:
             raise UserError(f"{name} of {self.clients} clients is kept as means only; its numbers are in rounds.jsonl")
         first, last = int(np.searchsorted(rounds, low, "left")), int(np.searchsorted(rounds, high, "right"))
-        for down, across, values in self._read_cells(grid, first, last):
+        for down, across, values in self._read_cells(name, first, last):
             for client, k, value in zip(down.tolist(), across.tolist(), values.tolist(), strict=True):
                 if is_number(value):
                     yield int(rounds[first + k]), client, value
@@ -234,17 +285,22 @@ class RunTail:
         if grid is None:
             return {"x": [], "y": [], "z": [], "rounds": 1, "clients": 1}
         first, last = int(np.searchsorted(rounds, low, "left")), int(np.searchsorted(rounds, high, "right"))
-        shape = (-(-self.clients // self.block) if self.highest else 1, max(0, last - first))
+        highest = self._find_line_places(name).highest
+        shape = (-(-self.clients // self.block) if highest else 1, max(0, last - first))
         rows = min(rows, max(1, _SENT // max(1, min(shape[1], columns))))
-        z, tall, wide = average_blocks(self._read_cells(grid, first, last), shape, rows, columns)
+        z, tall, wide = average_blocks(self._read_cells(name, first, last), shape, rows, columns)
         side = self.block * tall
         x = (rounds[first:last:wide] + (wide - 1) / 2).tolist()  # even steps: browsers draw such maps far faster
         y = [i * side + (side - 1) / 2 for i in range(len(z))]
         return {"x": x, "y": y, "z": [round_digits(row) for row in z], "rounds": wide, "clients": side}
 
-    def _read_cells(self, grid: Column, first: int, last: int) -> Iterator[Cells]:
+    def _find_line_places(self, name: str) -> LinePlaces:
+        return self.places["tested" if describe_quantity(name).kind == _TESTED else "ids"]
+
+    def _read_cells(self, name: str, first: int, last: int) -> Iterator[Cells]:
         """Where the numbers of some lines belong, down and across, and the numbers; not too many at a time."""
-        rows, ends = np.array(grid.rows), np.array(self.ends)
+        grid, line_places = self.grids[name], self._find_line_places(name)
+        rows, ends = np.array(grid.rows), np.array(line_places.ends)
         begins = np.concatenate([[0], ends[:-1]])[rows]
         ends = ends[rows]
         sizes = ends - begins
@@ -252,7 +308,7 @@ class RunTail:
         at, stop = (int(i) for i in np.searchsorted(rows, [first, last]))
         while at < stop:
             to = min(stop, max(at + 1, int(np.searchsorted(ends, begins[at] + _CHUNK, "right"))))
-            places = np.array(self.places[int(begins[at]) : int(ends[to - 1])])
+            places = np.array(line_places.at[int(begins[at]) : int(ends[to - 1])])
             into = np.repeat(begins[at:to] - begins[at] - values[at:to] + values[at], sizes[at:to])
             down = places[into + np.arange(len(into))]
             across = np.repeat(rows[at:to] - first, sizes[at:to])
@@ -275,8 +331,28 @@ class RunTail:
                     break
                 first -= 1
                 line = parse_line(content)
-                lines.append(to_plain_json(line.values if line else {"round": first}))
+                lines.append(to_plain_json(_drop_clients(line.values) if line else {"round": first}))
         return first, lines[::-1]
+
+
+def _list_floats(line: Line, over: str, length: int) -> Iterator[tuple[str, Floats]]:
+    """The lists of a line that run over this list of clients."""
+    for name, value in line.values.items():
+        if name not in ("ids", "tested", "left_out", "faults") and isinstance(value, list):
+            each = (
+                _to_floats(value, length) if (describe_quantity(name).kind == _TESTED) == (over == "tested") else None
+            )
+            if each is not None:
+                yield name, each
+
+
+def _find_quartiles(name: str, values: Floats) -> dict[str, float]:
+    """Under names of the board itself, so that a curve of quartiles needs no list."""
+    known = values[np.isfinite(values)]
+    if not known.size or len(name) > NAME_LETTERS:
+        return {}
+    found = np.percentile(known, list(QUARTILES.values())).tolist()
+    return {f" {part} {name}": value for part, value in zip(QUARTILES, found, strict=True)}
 
 
 def _to_floats(value: Json, length: int) -> Floats | None:
@@ -287,6 +363,12 @@ def _to_floats(value: Json, length: int) -> Floats | None:
         return np.array(value, dtype=float)
     except OverflowError:
         return None
+
+
+def _drop_clients(values: dict[str, Json]) -> dict[str, Json]:
+    """A line without the values of all clients that tested: the page shows their aggregates."""
+    lists = (_TESTED, "table")
+    return {k: v for k, v in values.items() if k != "tested" and describe_quantity(k).kind not in lists}
 
 
 def _average(values: Floats, within: NDArray[np.integer], blocks: int) -> Floats:

@@ -49,8 +49,7 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
                 draw_line(axis, curve.runs, name, (escape_label(curve.label), curve.colour, curve.dash))
             focus_axis(axis, runs, name)
             axis.set_xlabel("round")
-            unit = " (%)" if describe_quantity(name).unit == "share" else ""
-            axis.set_ylabel(escape_label(name.replace("_", " ")) + unit)
+            axis.set_ylabel(name_axis(name))
         spread = f"mean of {seeds} seeds, band of one standard deviation" if seeds > 1 else ""
         shown = ", ".join(name.replace("_", " ") for name in names)
         if title or spread:
@@ -59,6 +58,12 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
         listed = "; ".join(curve.label for curve in curves)
         about = ", ".join(filter(None, (f"{shown} over rounds", spread)))
         save_figure(figure, path, title or f"{shown} over rounds", f"{about}. Lines: {listed}.")
+
+
+def name_axis(name: str) -> str:
+    """What stands next to an axis of a test value: its name, and per cent where it is a share."""
+    unit = " (%)" if describe_quantity(name).unit == "share" else ""
+    return escape_label(name.replace("_", " ")) + unit
 
 
 def _name_lines(axes: Sequence[Axes], curves: Sequence[Curve]) -> None:

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from fedveca.errors import UserError
 from fedveca.runs.experiment import describe_task
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import describe_quantity
-from fedveca.views.figures.curves import draw_line
+from fedveca.views.clients import compute_distribution, list_client_metrics
+from fedveca.views.figures.clients import draw_distribution
+from fedveca.views.figures.curves import draw_line, name_axis
 from fedveca.views.figures.style import DATED, STYLE, escape_label, require_figure_file
 from fedveca.views.paths import write_file
 from fedveca.views.series import find_look, list_metrics
@@ -34,7 +35,7 @@ class RunFigure(Figure):
 
 
 def plot_run(run: Run, path: Path | str | None = None) -> RunFigure:
-    """Draws the test values and the local steps over the rounds; see `Run.plot`."""
+    """Draws the test values, the clients' where they are recorded, and the local steps; see `Run.plot`."""
     from matplotlib import rc_context
 
     names = [name for name in list_metrics([run]) if name.startswith("test_")][:MOST_VALUES]
@@ -44,12 +45,17 @@ def plot_run(run: Run, path: Path | str | None = None) -> RunFigure:
     if file:
         require_figure_file(file)
     with rc_context(STYLE):
-        figure = RunFigure(figsize=(3.6 * (len(names) + 1), 3.2), layout="constrained")
-        axes = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+        clients = list_client_metrics([run])[:1]
+        panels = len(names) + len(clients) + 1
+        figure = RunFigure(figsize=(3.6 * panels, 3.2), layout="constrained")
+        axes = figure.subplots(1, panels, squeeze=False)[0]
         for axis, name in zip(axes, names, strict=False):
             draw_line(axis, [run], name, band=False)
-            unit = " (%)" if describe_quantity(name).unit == "share" else ""
-            axis.set_ylabel(escape_label(name.replace("_", " ")) + unit)
+            axis.set_ylabel(name_axis(name))
+        for name in clients:
+            draw_distribution(axes[-2], compute_distribution([run], name), name, find_look(run.experiment.method)[1])
+            axes[-2].set_ylabel(f"clients' {name_axis(name)}")
+            axes[-2].legend(fontsize=8)
         _draw_steps(axes[-1], run)
         for axis in axes:
             axis.set_xlabel("round")

@@ -14,6 +14,7 @@ from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.views import series
+from fedveca.views.figures.clients import draw_clients
 from fedveca.views.figures.curves import draw_curves
 from fedveca.views.figures.style import (
     CATEGORIES,
@@ -218,4 +219,5 @@ FIGURES: dict[str, Callable[[Sequence[Run], Path], None]] = {
     "tau": draw_tau,
     "instant": draw_instant,
     "partition": draw_partition,
+    "clients": draw_clients,
 }

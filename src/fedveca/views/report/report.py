@@ -27,6 +27,12 @@ from fedveca.version import __version__
 from fedveca.views.comparison import Comparison, compare_curves, explain_costs, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
+from fedveca.views.report.clients import (
+    STAGE_TITLES,
+    make_client_tables,
+    make_clients,
+    make_confusions,
+)
 from fedveca.views.report.commands import is_from_python, make_commands
 from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
@@ -51,6 +57,15 @@ ABOUT = {
     "begins before the first round and ends one round before the others.",
 }
 ABOUT_TEST = "Of the model after each round, on all test rows."
+ABOUT_STARTS = {
+    "val_": "Of the model after each round, on the rows that clients hold back for validation.",
+    "clients_": "Of the model after each round: the mean of the tenth of the clients that it serves worst.",
+}
+ABOUT_BAND = (
+    "Line: mean over the clients. Dark band: the middle half of the clients. Light band: from the mean of the worst "
+    "tenth to that of the best."
+)
+ABOUT_DOTS = "One point per client. Dashed: the mean of the clients; dotted: the mean of the worst tenth."
 
 
 class ReportResult(TypedDict):
@@ -100,13 +115,14 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
 def render_page(sections: Sequence[Sequence[Curve]], sweeps: Sequence[tuple[Path, SweepContent]] = ()) -> str:
     """The whole file as text; the templates escape every word that comes from a folder."""
     files = HERE / "page"
-    scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "report.js")]
+    scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "clients.js", "sweep.js", "report.js")]
     hashes = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (plotly_script(), *scripts)
     )
     data, comparisons = make_sections(sections), [compare_curves(curves) for curves in sections]
     for mine, comparison in zip(data, comparisons, strict=True):
         mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
+        mine["clients"], mine["confusions"] = make_clients(comparison.curves), make_confusions(comparison.curves)
     numbers = {"sections": data, "sweeps": [make_sweep_data(content) for _, content in sweeps]}
     count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
@@ -161,6 +177,10 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         dashes=SVG_DASHES,
         legend=curves,
         curves=[_make_curves_figure(metric["name"], data) for metric in data["metrics"]],
+        client_tables=make_client_tables(comparison),
+        bands=_make_band_figures(data),
+        dots=_make_dot_figures(data),
+        confusion=_make_confusion_figure(data),
         maps=_make_map_figures(first) if first else [],
         lines=_make_line_figures(first) if first else [],
         partition=_make_partition_figure(data["partitions"][0]) if data["partitions"] else None,
@@ -186,13 +206,44 @@ def _render_sweep(template: Template, at: int, content: SweepContent, name: str)
 
 def _make_curves_figure(name: str, data: SectionData) -> Figure:
     ends = text.describe_curves(name, [(curve["label"], curve["metrics"][name]) for curve in data["curves"]])
-    return Figure(describe_quantity(name).label, ABOUT.get(name, ABOUT_TEST), ends)
+    usual = next((about for start, about in ABOUT_STARTS.items() if name.startswith(start)), ABOUT_TEST)
+    return Figure(describe_quantity(name).label, ABOUT.get(name, usual), ends)
+
+
+def _make_band_figures(data: SectionData) -> list[tuple[str, Figure]]:
+    """By stage, the distribution over the clients of the first method."""
+    clients = data["clients"]
+    if clients is None:
+        return []
+    alternatives, name = clients["curves"][0]["alternatives"], clients["metrics"][0]["name"]
+    return [(stage, Figure(STAGE_TITLES[stage], ABOUT_BAND, alternatives[stage][name])) for stage in clients["stages"]]
+
+
+def _make_dot_figures(data: SectionData) -> list[tuple[str, Figure]]:
+    """By stage, each client of the first model against its rows."""
+    clients = data["clients"]
+    if clients is None or not clients["models"]:
+        return []
+    model, name = clients["models"][0], clients["metrics"][0]["name"]
+    return [
+        (stage, Figure(STAGE_TITLES[stage], ABOUT_DOTS, model["alternatives"][stage][name]))
+        for stage in clients["stages"]
+    ]
+
+
+def _make_confusion_figure(data: SectionData) -> Figure | None:
+    if not data["confusions"]:
+        return None
+    about = "Of the test rows of each true label, the share that the model gives each label; rows add up to 100 %."
+    return Figure("True and predicted labels", about, data["confusions"][0]["alternative"])
 
 
 def _list_parts(at: int, data: SectionData) -> list[tuple[str, str]]:
     """The parts of a section: anchor and title."""
     parts = [("results", "Results"), ("costs", "Cost until a target")]
     parts += [("curves", "Over the run")] if data["metrics"] else []
+    parts += [("clients", "Clients")] if data["clients"] else []
+    parts += [("confusion", "Confusion")] if data["confusions"] else []
     parts += [("inside", "Inside the controller")] if data["runs"] else []
     parts += [("rows", "Who has which rows"), ("again", "Run it again")]
     return [(f"s{at}-{name}", title) for name, title in parts]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar, cast
+from typing import TypedDict
 
 from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
+from fedveca.views.clients import list_client_metrics, name_statistic
 from fedveca.views.comparison import name_quantity
+from fedveca.views.report.clients import ClientsData, ConfusionData
+from fedveca.views.report.numbers import round_numbers
 from fedveca.views.report.table import GapData
 from fedveca.views.report.text import conclude_premise, describe_heat_map, describe_line
 from fedveca.views.series import (
@@ -31,7 +34,6 @@ MAP_SCALES = {"tau": False, "A": True, "beta": True, "delta": True}  # whether t
 LINE_BOUNDS = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
 LINE_SYMBOLS = {"tau_k": "τₖ", "premise": "η τₖ L", "L": "L"}
 MOST_SEED_NUMBERS = 200_000  # of single seeds' curves in one section
-Nested = TypeVar("Nested")
 
 
 class MetricData(TypedDict):
@@ -95,6 +97,8 @@ class SectionData(TypedDict):
     adaptive: int  # runs that adapt their steps, of which some may be left out
     csv: str  # the table of results
     gaps: GapData | None
+    clients: ClientsData | None
+    confusions: list[ConfusionData]
 
 
 def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
@@ -125,6 +129,7 @@ def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
 def _make_section(curves: Sequence[Curve]) -> SectionData:
     runs = [run for curve in curves for run in curve.runs]
     names = list_metrics(runs)
+    names += [name_statistic(name, "_worst") for name in list_client_metrics(runs)[:1]]
     space = len(names) * sum(min(500, len(run.rounds)) for run in runs) <= MOST_SEED_NUMBERS
     return {
         "axes": AXES,
@@ -153,11 +158,13 @@ def _make_section(curves: Sequence[Curve]) -> SectionData:
         "adaptive": sum(map(_is_adaptive, runs)),
         "csv": "",
         "gaps": None,
+        "clients": None,
+        "confusions": [],
     }
 
 
 def _make_map(run: Run, name: str) -> MapData:
-    heat = _round_numbers(make_heat_map(run, name), 4)
+    heat = round_numbers(make_heat_map(run, name), 4)
     return {
         **heat,
         "name": name,
@@ -173,7 +180,7 @@ def _make_line(run: Run, name: str) -> LineData:
     points = [(k + 1, v) for k, record in enumerate(run.rounds) if (v := get_number(record, name)) is not None]
     points = [points[i] for i in pick_evenly(len(points), 500)]
     points = [(k, v) for k, v in points if name == "tau_k" or v > 0]  # L is 0 while none is known
-    y = _round_numbers([v for _, v in points])
+    y = round_numbers([v for _, v in points])
     return {
         "name": name,
         "symbol": LINE_SYMBOLS[name],
@@ -189,7 +196,7 @@ def _make_band(runs: Sequence[Run], name: str, space: bool) -> CurveBand:
     """Mean and spread, and every seed where there are several and room for them."""
     each = list_seed_values(runs, name, 500) if space and len(runs) > 1 else []
     band: CurveBand = {**compute_band(runs, name, 500), "each": each}
-    return _round_numbers(band)
+    return round_numbers(band)
 
 
 def name_map(name: str) -> str:
@@ -218,15 +225,3 @@ def _place_partition(section: SectionData, run: Run, label: str) -> int | None:
 
 def _is_adaptive(run: Run) -> bool:
     return any(isinstance(record.get("A"), list) for record in run.rounds)
-
-
-def _round_numbers(value: Nested, digits: int = 6) -> Nested:
-    """Numbers to so many digits, through lists and tables; whole ones as such."""
-    out: object = value
-    if isinstance(value, dict):
-        out = {key: _round_numbers(v, digits) for key, v in value.items()}
-    elif isinstance(value, list):
-        out = [_round_numbers(v, digits) for v in value]
-    elif isinstance(value, float):
-        out = int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{digits}g}")
-    return cast(Nested, out)

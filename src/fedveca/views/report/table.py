@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.schema import describe_quantity
-from fedveca.runs.statistics import Spread
+from fedveca.runs.statistics import Difference, Spread
 from fedveca.views.comparison import (
     Comparison,
     find_gap,
@@ -80,19 +80,28 @@ def make_result_table(comparison: Comparison) -> ReportTable:
     for i, row in enumerate(c.rows):
         cells = []
         for (which, name), winner in winners.items():
-            value = row.models[which][name]
-            text, _, small = format_result(name, value).partition(" ±")
-            cells.append(Cell(text, f"±{small}" if small else "", _sortable(value), i == winner))
+            cells.append(make_value_cell(name, row.models[which][name], i == winner))
         if best is not None:
             gap = find_gap(c, i, c.which, metric)
-            text, _, small = (format_gap(metric, gap) if gap else "best" if i == best else "-").partition(" ")
-            cells.append(Cell(_sign(text), _sign(small), gap.mean if gap else 0 if i == best else ""))
+            cells.append(make_gap_cell(metric, gap, i == best))
         for axis, cost in (("steps", row.steps), ("bytes", row.traffic), ("seconds", row.seconds)):
             text = "-" if cost.mean is None else format_cost(axis, cost.mean)
             cells.append(Cell(text, value=_sortable(cost)))
         cells.append(Cell(str(row.seeds), value=row.seeds))
         rows.append((row.label, _note(row.diverged, row.unfinished), cells))
     return ReportTable(parts, rows)
+
+
+def make_value_cell(name: str, value: Spread, best: bool) -> Cell:
+    """A mean over seeds in the unit of a test value, and its spread."""
+    text, _, small = format_result(name, value).partition(" ±")
+    return Cell(text, f"±{small}" if small else "", _sortable(value), best)
+
+
+def make_gap_cell(name: str, gap: Difference | None, best: bool) -> Cell:
+    """A difference to the best and its interval."""
+    text, _, small = (format_gap(name, gap) if gap else "best" if best else "-").partition(" ")
+    return Cell(_sign(text), _sign(small), gap.mean if gap else 0 if best else "")
 
 
 def make_cost_table(comparison: Comparison) -> ReportTable | None:
@@ -150,7 +159,7 @@ def make_csv(comparison: Comparison) -> str:
     """The table of results in full precision, for a spreadsheet or a data frame."""
     c, out = comparison, io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    values = [(which, name) for which in ("kept", "last") for name in c.names]
+    values = [(which, name) for which in ("kept", "last") for name in (*c.names, *c.statistics)]
     gap_names = [f"{c.which}_{c.metric}_minus_best{end}" for end in ("", "_low", "_high")] if c.metric else []
     heads = [f"{which}_{name}_{what}" for which, name in values for what in ("mean", "std")]
     names = ["method", "seeds", "diverged", *map(_neutral, (*heads, *gap_names)), "local_steps", "bytes", "seconds"]

@@ -12,6 +12,7 @@ from rich.text import Text
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity, format_spread, short_label
 from fedveca.runs.statistics import Spread
+from fedveca.views.clients import name_statistic
 from fedveca.views.comparison import (
     Comparison,
     Target,
@@ -87,6 +88,7 @@ def _list_columns(comparison: Comparison) -> list[Column]:
         cells = ["best" if i == best else format_gap(metric, gap) if gap else "-" for i, gap in enumerate(gaps)]
         interval = "[95 % interval]" if any(gap and gap.interval for gap in gaps) else ""
         columns.append(Column("minus the best", interval, list(map(Text, cells))))
+    columns += [_make_worst_column(c, name) for name in [metric] if name_statistic(name, "_worst") in c.statistics]
     columns.append(Column("local", "steps", [_show(row.steps, "steps") for row in c.rows]))
     rest = [(c.which, n) for n in c.names[1:]] + [(w, n) for w in c.models if w != c.which for n in c.names]
     columns += [_make_column(c, which, name) for which, name in rest]
@@ -98,13 +100,26 @@ def _list_columns(comparison: Comparison) -> list[Column]:
 
 def _make_column(comparison: Comparison, which: Which, name: str) -> Column:
     unit = " %" if describe_quantity(name).unit == "share" else ""
+    heading = "kept = last" if comparison.same_models else which
+    return Column(heading, f"{short_label(name)}{unit}", _show_values(comparison, which, name))
+
+
+def _make_worst_column(comparison: Comparison, metric: str) -> Column:
+    """The metric of the tenth of the clients that a method's models serve worst."""
+    unit = " (%)" if describe_quantity(metric).unit == "share" else ""
+    cells = _show_values(comparison, comparison.which, name_statistic(metric, "_worst"))
+    return Column("worst 10 %", f"of clients{unit}", cells)
+
+
+def _show_values(comparison: Comparison, which: Which, name: str) -> list[Text]:
+    """A value of every method with its spread over seeds; the best one in bold."""
     winner, cells = find_winner(comparison, which, name), []
     for i, row in enumerate(comparison.rows):
         value = row.models[which][name]
         text = format_spread(name, value.mean, value.std)
         text = text if value.n > 1 else text.partition(" ±")[0]
         cells.append(Text(text, style="bold" if i == winner else ""))
-    return Column("kept = last" if comparison.same_models else which, f"{short_label(name)}{unit}", cells)
+    return cells
 
 
 def _list_costs(comparison: Comparison, targets: Sequence[Target]) -> list[Column]:

@@ -118,7 +118,7 @@ def show_setting(console: Console, key: str) -> None:
         facts["presets"] = ", ".join(f"{name} {value}" for name, value in with_it.items())
     facts["example"] = f"fedveca run {key}={_choose_example(key, setting)}"
     console.print(_make_pairs(facts.items(), "dim", indent=2))
-    if values and not FIELDS[key].metadata["some"]:
+    if any(values.values()):
         console.print()
         console.print(_make_pairs(values.items(), "cyan", indent=2))
 

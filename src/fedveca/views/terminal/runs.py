@@ -16,10 +16,11 @@ from fedveca.runs.early_stopping import describe_ending
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import describe_quantity, format_value, get_number, short_label
+from fedveca.runs.schema import describe_quantity, format_value, get_number, is_number, short_label
 from fedveca.views.board.index import Row
+from fedveca.views.clients import list_client_metrics, name_statistic
 from fedveca.views.series import get_closing_values, read_partition, sum_costs
-from fedveca.views.terminal.tables import make_model_table
+from fedveca.views.terminal.tables import make_client_table, make_model_table
 
 TAIL = 5  # rounds that are shown of a run
 SHORTEST_NAME = 28  # columns of a run's name before other columns give way
@@ -88,6 +89,9 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
     if run.summary:
         _show_heading(console, "result")
         console.print(make_model_table(run))
+        if clients := make_client_table(run):
+            console.print()
+            console.print(clients)
         s = run.summary
         steps, rounds = count_noun(s["tau_all"], "local step"), count_noun(len(run.rounds), "round")
         console.print(f"{steps} in {rounds}, {sum_costs(run)['seconds'][-1] if run.rounds else 0:.1f} s")
@@ -127,7 +131,7 @@ def show_difference(console: Console, first: Run, second: Run) -> None:
         digits = 4 if which else 1 if name == "seconds" else 0
         gap = "-" if a is None or b is None else _format_gap(quantity, b - a, digits)
         values = (format_value(quantity, value, digits) for value in (a, b))
-        rows.append((f"{which} {short_label(quantity)}".strip(), *values, gap))
+        rows.append((f"{which} {_name_result(quantity)}".strip(), *values, gap))
     _show_heading(console, "results")
     console.print(_make_columns(("", "A", "B", "B - A"), rows, right=True))
 
@@ -143,14 +147,22 @@ def list_results(first: Run, second: Run) -> dict[str, tuple[float | None, float
     ends = [get_closing_values(run) for run in (first, second)]
     found: dict[str, tuple[float | None, float | None]] = {}
     for which in ("kept", "last"):
-        names = {name for end in ends for name in end[which] if name.startswith("test_")}
-        for name in sorted(names, key=lambda name: (name == "test_loss", name)):
+        names = {name for end in ends for name, v in end[which].items() if name.startswith("test_") and is_number(v)}
+        ranked = sorted(names, key=lambda name: (name == "test_loss", name))
+        worst = [name_statistic(name, "_worst") for name in list_client_metrics((first, second))[:1]]
+        for name in (*ranked, *worst):
             found[f"{which} {name}"] = (get_number(ends[0][which], name), get_number(ends[1][which], name))
     costs = [sum_costs(run) for run in (first, second)]
     for axis in ("rounds", "steps", "seconds"):
         a, b = ((cost[axis] or [0])[-1] for cost in costs)
         found[axis] = (a, b)
     return found
+
+
+def _name_result(quantity: str) -> str:
+    """A result's name within a line: `accuracy`, `accuracy of the worst 10 %`."""
+    metric = quantity.removeprefix("clients_").removesuffix("_worst")
+    return short_label(quantity) if metric == quantity else f"{short_label(metric)} of the worst 10 %"
 
 
 def _format_gap(name: str, gap: float, digits: int) -> str:

@@ -40,7 +40,7 @@ from fedveca.views.terminal.lines import (
     name_device,
     name_run,
 )
-from fedveca.views.terminal.tables import make_model_table
+from fedveca.views.terminal.tables import make_client_table, make_model_table
 
 LOGGER = logging.getLogger("fedveca")
 BAR, NARROW = 20, 90  # columns of a bar, and of the narrowest terminal that gets one
@@ -274,6 +274,9 @@ class Screen(ComparisonObserver):
         self.report_divergence(run)
         s = run.summary
         self.print(make_model_table(run))
+        if clients := make_client_table(run):
+            self.print("")
+            self.print(clients)
         self.print(f"{s['tau_all']} local steps in {count_noun(s['rounds'], 'round')}, {s['seconds']:.1f} s")
         if "epsilon" in s:
             delta = run.experiment.dp_delta

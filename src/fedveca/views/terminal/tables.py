@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from fedveca.errors import count_noun
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import format_value, get_number, short_label
+from fedveca.views.clients import STAGES, STATISTIC_LABELS, list_client_metrics, list_client_values, name_statistic
 from fedveca.views.series import WHICH
 
 if TYPE_CHECKING:  # at run time they would load PyTorch
     from torch import Tensor
+
+SHORT_LIST = ("", "_worst", "_best")  # aggregates over clients that a terminal shows
 
 
 def make_model_table(run: Run) -> Table:
@@ -23,6 +27,27 @@ def make_model_table(run: Run) -> Table:
         result = run.summary[which]
         values = (format_value(name, get_number(result, name)) for name in (run.metric, "test_loss"))
         table.add_row(which, str(result["round"]), *values)
+    return table
+
+
+def make_client_table(run: Run) -> Table | None:
+    """How the kept and the last model do for the clients: one line each; None where clients test nothing."""
+    names = list_client_metrics([run])[:1]
+    if not names:
+        return None
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    clients = len(list_client_values(run.summary["last"], names[0])) or run.experiment.clients
+    table.title = f"test {short_label(names[0])} of {count_noun(clients, 'client')}"
+    for heading in ("model", *(STATISTIC_LABELS[statistic] for statistic in SHORT_LIST)):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for stage in STAGES:
+        for which in WHICH:
+            found = [
+                get_number(run.summary[which], name_statistic(names[0], statistic, stage)) for statistic in SHORT_LIST
+            ]
+            if any(value is not None for value in found):
+                tuned = ", tuned" if stage == "tuned" else ""
+                table.add_row(f"{which}{tuned}", *(format_value(names[0], value) for value in found))
     return table
 
 

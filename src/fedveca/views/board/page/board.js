@@ -3,7 +3,7 @@
 import { ask, byId, copier, make } from "./dom.js";
 import { Charts, drawNotes, reportAddress } from "./charts.js";
 import { Log, Settings, showFaults } from "./detail.js";
-import { commonStart, count, cutName, folderOf, formatSpread, loadSchema, spread } from "./format.js";
+import { addQuantities, commonStart, count, cutName, folderOf, formatSpread, loadSchema, spread } from "./format.js";
 import { groupRuns } from "./group.js";
 import { List, MOST } from "./list.js";
 import { loadLooks, sampleLine, styleLines } from "./look.js";
@@ -160,7 +160,8 @@ function report(error) {
 const stampRuns = () => chosenRuns().map((run) => `${run.id} ${run.rounds} ${run.state} ${run.changed}`).join("\n");
 
 // Rows as the list, the search and the groups need them.
-function prepare({ runs, common }) {
+function prepare({ runs, common, quantities }) {
+  addQuantities(quantities);
   for (const run of runs) {
     run.all = Object.fromEntries(Object.entries({ ...common, ...run.settings }).filter(([, value]) => value != null));
     run.folder = folderOf(run.id);

@@ -8,11 +8,13 @@ import { view, writeView } from "./view.js";
 
 const USUAL = ["test_accuracy", "test_loss", "train_loss", "tau_k", "premise", "L"];
 const LOGARITHMIC = ["A", "beta", "delta"]; // maps, as in reports
-const isTest = (name) => name.startsWith("test_");
+const isTest = (name) => /^(test|val)_/.test(name);
+const isWorst = (name) => /^clients_(?!loss_).+_worst$/.test(name);
+const isOfClients = (name) => /^client_(test|tuned)_/.test(name); // a list over the clients that tested the model
 const MOST_HEATS = 6, MOST_IN_HOVER = 12, MOST_NOTES = 6;
 
 // The metrics first, then the usual names.
-const sortNames = (names) => [...new Set([...names.filter((name) => isTest(name) && name !== "test_loss"), ...USUAL, ...names])].filter((name) => names.includes(name));
+const sortNames = (names) => [...new Set([...names.filter((name) => isTest(name) && name !== "test_loss"), ...names.filter(isWorst), ...USUAL, ...names])].filter((name) => names.includes(name));
 const tall = (clients) => Math.min(440, Math.max(150, 70 + 16 * clients));
 
 export class Charts {
@@ -24,6 +26,7 @@ export class Charts {
     byId("all").addEventListener("click", () => this.zoom(null));
     byId("log-scale").addEventListener("change", () => { view.log = byId("log-scale").checked; writeView(); this.draw(); });
     byId("smooth").addEventListener("input", () => { view.smooth = +byId("smooth").value; writeView(); this.draw(); });
+    byId("spread-name").addEventListener("change", () => { view.spread = byId("spread-name").value; writeView(); this.changed(); });
     byId("heat-name").addEventListener("change", () => { view.heat = byId("heat-name").value; writeView(); this.changed(); });
     for (const id of ["from", "to"]) {
       byId(id).addEventListener("change", () => {
@@ -69,9 +72,17 @@ export class Charts {
     const heats = Promise.all(lines.slice(0, MOST_HEATS).map((line) => ask("heat", [
       ["run", line.runs[0].id], ["name", heat], ["width", across], ["height", 180], ...(view.axis === "round" ? this.within() : []),
     ])));
-    const [answers, means, cells] = await Promise.all([curves, bands, heats, plotly()]);
+    const spread = this.spreadOf(this.data ? Object.values(this.data.runs) : []);
+    const spreads = Promise.all(spread ? lines.slice(0, MOST_HEATS).map((line) => ask("clients", [["run", line.runs[0].id], ["name", spread], ...about])) : []);
+    const [answers, means, cells, clients] = await Promise.all([curves, bands, heats, spreads, plotly()]);
     const data = { runs: Object.assign({}, ...answers.map((answer) => answer.runs)), groups: Object.assign({}, ...means.map((answer) => answer.groups)), names };
-    return { data, cells, lines, heat };
+    return { data, cells, clients, lines, heat, spread };
+  }
+
+  // The list over clients whose distribution is drawn: the chosen one, else the first metric's.
+  spreadOf(runs) {
+    const known = [...new Set(runs.flatMap((run) => run.lists))].filter(isOfClients);
+    return known.includes(view.spread) ? view.spread : known.find((name) => !name.endsWith("_loss")) ?? known[0] ?? "";
   }
 
   wanted(runs) {
@@ -80,20 +91,24 @@ export class Charts {
   }
 
   // The view names what differs from the usual choice: a name with a minus was ticked off.
-  shows(name) { return view.curves.includes(name) || (!view.curves.includes(`-${name}`) && (isTest(name) || USUAL.includes(name))); }
+  shows(name) { return view.curves.includes(name) || (!view.curves.includes(`-${name}`) && (isTest(name) || isWorst(name) || USUAL.includes(name))); }
 
-  show({ data, cells, lines, heat }) {
-    Object.assign(this, { data, cells, lines, heatName: heat });
+  show({ data, cells, clients, lines, heat, spread }) {
+    Object.assign(this, { data, cells, clients, lines, heatName: heat, spreadName: spread });
     const runs = Object.values(data.runs);
     runs.forEach((run) => addQuantities(run.custom));
     const lists = [...new Set(runs.flatMap((run) => run.lists))];
     this.offer([...new Set(runs.flatMap((run) => run.names))]);
-    if (byId("heat-name").dataset.names !== lists.join()) byId("heat-name").replaceChildren(...lists.map((n) => make("option", { value: n }, formatLabel(n))));
-    byId("heat-name").dataset.names = lists.join();
-    byId("heat-name").value = heat;
+    const ofClients = lists.filter(isOfClients);
+    for (const [id, names, chosen] of [["heat-name", lists, heat], ["spread-name", ofClients, spread]]) {
+      if (byId(id).dataset.names !== names.join()) byId(id).replaceChildren(...names.map((n) => make("option", { value: n }, formatLabel(n))));
+      byId(id).dataset.names = names.join();
+      byId(id).value = chosen;
+    }
     byId("clients").hidden = !lists.length;
+    byId("tested").hidden = !ofClients.length;
     this.draw();
-    return this.wanted(runs).some((name) => !data.names.includes(name)); // a name that was not asked for
+    return this.spreadOf(runs) !== spread || this.wanted(runs).some((name) => !data.names.includes(name)); // a name that was not asked for
   }
 
   offer(all) {
@@ -134,6 +149,16 @@ export class Charts {
       });
     }
     byId("no-charts").hidden = wanted.size > 0 || this.lines.some((line) => line.runs[0].state === "damaged");
+    place = 0;
+    this.lines.slice(0, MOST_HEATS).forEach((line, i) => {
+      if (this.isHidden(line) || !this.clients[i]?.x.length) return;
+      const [run] = line.runs, key = `spread ${i} ${run.id}`, name = `${formatLabel(this.spreadName)} of ${run.id}`;
+      wanted.add(key);
+      this.figures.put(byId("spreads"), place++, key, {
+        title: [labelLine(line.label, line.style)], name, note: line.runs.length > 1 ? `the first of its runs: ${run.id}` : "", shares: true,
+        saves: () => this.saveCsv(this.spreadName, [run], name), draw: () => this.spread(line, this.clients[i]),
+      });
+    });
     place = 0;
     this.lines.slice(0, MOST_HEATS).forEach((line, i) => {
       if (this.isHidden(line) || !this.cells[i]?.x.length) return;
@@ -193,6 +218,35 @@ export class Charts {
     if (name === "premise") layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: layout.font.color, width: 1, dash: "dot" } }];
     const more = texts.length > MOST_IN_HOVER ? `; and ${texts.length - MOST_IN_HOVER} more` : "";
     return [traces, layout, `${formatLabel(name)} by ${AXES[view.axis]}. ${texts.slice(0, MOST_IN_HOVER).join("; ")}${more}`];
+  }
+
+  // The clients of one run: the mean, the middle half, and between the worst and the best tenth.
+  spread(line, found) {
+    const { x, mean, worst, low, middle, high, best } = found, { colour } = line.style, name = this.spreadName, format = isShare(name) ? ".2%" : ".4g";
+    const mode = x.length < 2 ? "markers" : "lines", there = (values) => values.every((v) => v != null);
+    const area = (from, to, alpha) => ({
+      x: [...x, ...[...x].reverse()], y: [...to, ...[...from].reverse()], fill: "toself", fillcolor: colour + alpha, line: { width: 0 }, mode: "lines", type: "scatter",
+      hoverinfo: "skip", showlegend: false, part: "band",
+    });
+    const curve = (label, y, look) => ({ x, y, name: label, type: "scatter", mode, line: { color: colour, ...look }, hovertemplate: `%{y:${format}}<extra>${label}</extra>` });
+    const tenths = there(worst) && there(best), traces = tenths ? [area(worst, best, "26"), area(low, high, "4d")] : [area(low, high, "4d")];
+    if (tenths) traces.push(curve("best 10 %", best, { width: 1 }));
+    traces.push(curve("median", middle, { width: 1, dash: "dot" }), curve("mean", mean, { width: WIDTH }));
+    if (tenths) traces.push(curve("worst 10 %", worst, { width: 1.5, dash: "dash" }));
+    const layout = layOut({
+      hovermode: "x unified", xaxis: { title: { text: AXES[view.axis], standoff: 6 }, showspikes: false, ...this.range() },
+      yaxis: { tickformat: isShare(name) ? ".0%" : "", ...this.spreadRange() },
+    });
+    const said = [["mean", mean], ...(tenths ? [["worst tenth", worst], ["best tenth", best]] : [])].map(([part, y]) => `${part} ${formatValue(name, y.at(-1))}`);
+    return [traces, layout, `${formatLabel(name)}, ${line.label}, by ${AXES[view.axis]}; at ${brief(x.at(-1))}: ${said.join(", ")}`];
+  }
+
+  // All runs have one scale, so that they can be compared.
+  spreadRange() {
+    const shown = this.clients.filter((_, i) => !this.isHidden(this.lines[i]));
+    const values = shown.flatMap(({ worst, low, mean, high, best }) => [worst, low, mean, high, best].flat()).filter((v) => v != null);
+    const [low, high] = [Math.min(...values), Math.max(...values)], pad = 0.05 * (high - low || 1);
+    return values.length ? { range: [low - pad, high + pad] } : {};
   }
 
   extent() {

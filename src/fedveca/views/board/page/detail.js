@@ -25,7 +25,9 @@ export class Settings {
       ["state", states.map((row) => (row ? [make("span", { class: `state ${row.state}` }, row.state), row.why ? `: ${row.why}` : ""] : ["–"]))],
       ["folder", runs.map((run) => [run.folder, " ", copier(() => run.folder, "Copy", `Copy the folder of ${run.id}`)])],
       ["resume with", runs.map((run, i) => (states[i]?.resume ? [run.resume, " ", copier(() => run.resume, "Copy", `Copy the command that resumes ${run.id}`)] : ["–"]))],
+      ["clients", runs.map((run, i) => [listClients(run, states[i]) || "–"])],
     ].filter(([name]) => name !== "resume with" || states.some((row) => row?.resume))
+      .filter(([name]) => name !== "clients" || runs.some((run, i) => listClients(run, states[i])))
       .map(([name, cells]) => make("tr", { class: "about" }, make("th", { scope: "row" }, name), ...cells.map((parts) => make("td", {}, ...parts))));
     const lines = (whole ? keys : different).map((key) => make("tr", { class: differs(key) ? "differs" : null },
       make("th", { scope: "row" }, key), ...runs.map((run) => make("td", {}, cell(run, key)))));
@@ -37,6 +39,13 @@ export class Settings {
         make("tbody", {}, ...about, ...lines, ...(whole && made.length ? [make("tr", {}, make("th", { colspan: runs.length + 1 }, "made with")), ...made] : []))),
     );
   }
+}
+
+// How the kept model, or the latest of a run under way, does for the clients that tested it.
+function listClients(run, row) {
+  const values = run.summary.kept ?? row?.values ?? {}, metric = row?.metric ?? "", of = `clients_${metric.replace(/^test_/, "")}`;
+  const parts = [["mean", of], ["worst tenth", `${of}_worst`], ["best tenth", `${of}_best`]].filter(([, name]) => typeof values[name] === "number");
+  return parts.length ? `${row.label}: ${parts.map(([label, name]) => `${label} ${formatValue(metric, values[name])}`).join(", ")}` : "";
 }
 
 const labelOf = (id, names) => (names.has(id) ? labelLine(names.get(id).label, names.get(id).style) : make("span", { class: "line" }, id));

@@ -2,7 +2,7 @@
 
 export const TABS = { charts: "Charts", scatter: "Scatter", settings: "Settings", log: "Log", faults: "Faults" };
 const COLUMNS = ["state", "rounds", "score", "method", "data", "model", "partition", "clients", "seed", "age"];
-const TEXTS = { q: "", state: "", sort: "age", group: "", axis: "round", heat: "tau", x: "", y: "score" };
+const TEXTS = { q: "", state: "", sort: "age", group: "", axis: "round", heat: "tau", spread: "", x: "", y: "score" };
 
 export const view = { runs: [], hidden: [], curves: [], columns: [...COLUMNS], tab: "charts", rising: true, from: null, to: null, smooth: 0, log: false, ...TEXTS };
 

@@ -11,10 +11,10 @@
   }
 
   data.sweeps.forEach((sweep, t) => {
-    sweep.figures.forEach((map, i) => figure(`t${t}-map${i}`, (div) => charts.sweep(div, map, sweep)));
+    sweep.figures.forEach((map, i) => figure(`t${t}-map${i}`, (div) => sweeps.figure(div, map, sweep)));
   });
   data.sections.forEach((section, s) => {
-    const state = { axis: "rounds", hidden: new Set(), run: 0, part: 0, zoom: false, log: false, seeds: false, smooth: 1 };
+    const state = { axis: "rounds", hidden: new Set(), run: 0, part: 0, metric: 0, curve: 0, model: 0, confusion: 0, zoom: false, log: false, seeds: false, smooth: 1 };
     const part = document.getElementById(`s${s}`);
     const redraw = (kind) => figures.filter((f) => f.div.id.startsWith(`s${s}-${kind}`)).forEach((f) => f.draw());
     const zoomed = part.querySelector("input.view[value=zoom]");
@@ -45,6 +45,21 @@
         return charts.line(div, line);
       });
     });
+    (section.clients ? section.clients.stages : []).forEach((stage) => {
+      const of = section.clients, words = (div, made) => div.setAttribute("aria-label", made.alternatives[stage][of.metrics[state.metric].name]);
+      figure(`s${s}-clients-band-${stage}`, (div) => {
+        words(div, of.curves[state.curve]);
+        return clientCharts.band(div, of, of.curves[state.curve], of.metrics[state.metric], stage);
+      });
+      figure(`s${s}-clients-dots-${stage}`, (div) => {
+        words(div, of.models[state.model]);
+        return clientCharts.dots(div, of, of.models[state.model], of.metrics[state.metric], stage, part.querySelector("select.which-colour")?.value);
+      });
+    });
+    figure(`s${s}-confusion-map`, (div) => {
+      div.setAttribute("aria-label", section.confusions[state.confusion].alternative);
+      return clientCharts.confusion(div, section.confusions[state.confusion].counts);
+    });
     figure(`s${s}-part`, (div) => charts.partition(div, section.partitions[state.part]));
 
     part.querySelectorAll("input[type=radio]").forEach((input) => {
@@ -66,10 +81,16 @@
         press();
       });
     });
-    for (const [name, kind, key] of [["which-run", "inside", "run"], ["which-part", "part", "part"], ["smooth", "curve", "smooth"]]) {
+    const selects = [
+      ["which-run", "inside", "run"], ["which-part", "part", "part"], ["smooth", "curve", "smooth"], ["which-metric", "clients", "metric"],
+      ["which-curve", "clients-band", "curve"], ["which-model", "clients-dots", "model"], ["which-confusion", "confusion", "confusion"],
+    ];
+    for (const [name, kind, key] of selects) {
       const select = part.querySelector(`select.${name}`);
       if (select) select.addEventListener("change", () => { state[key] = +select.value; redraw(kind); });
     }
+    const tint = part.querySelector("select.which-colour");
+    if (tint) tint.addEventListener("change", () => redraw("clients-dots"));
     part.querySelectorAll("button.csv").forEach((button) => {
       const table = button.dataset.what === "table";
       button.addEventListener("click", () => save(table ? "results.csv" : "curves.csv", table ? section.csv : listCurves(section)));
