@@ -26,18 +26,37 @@ IMAGES = Path(__file__).parent / "images"
 
 def report(browser: Any, runs: Path) -> bytes:
     """The head of a report: question, answer, table, curves, local steps by client."""
+    page = open_report(browser, runs)
+    below = page.locator("#s0-inside-map0").locator("xpath=..").bounding_box()
+    clip = {"x": 0, "y": 0, "width": 1240, "height": below["y"] + below["height"] + 12}
+    return bytes(page.screenshot(full_page=True, clip=clip))
+
+
+def report_clients(browser: Any, runs: Path) -> bytes:
+    """The part of a report on clients: of 20 with their own mix of labels, tested before and after local steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        mixed: dict[str, Any] = {"partition": "dirichlet", "concentration": 0.3, "clients": 20}
+        tested: dict[str, Any] = {"test_by": "both", "test_share": 0.3, "finetune_steps": 5}
+        settings = preset("digits-case3") | mixed | tested
+        compare(Experiment(**settings), 3, Path(folder) / "clients", methods=("fedveca", "fedavg"))
+        page = open_report(browser, Path(folder) / "clients")
+    top, below = (page.locator(f"#s0-{name}").bounding_box()["y"] for name in ("clients", "inside"))
+    clip = {"x": 0, "y": top, "width": 1240, "height": below - top - 12}
+    return bytes(page.screenshot(full_page=True, clip=clip))
+
+
+def open_report(browser: Any, runs: Path) -> Any:
+    """The page of a report of these runs, once all its figures are drawn."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         write_report(find_runs([runs])[0], path)
         page = browser.new_page(viewport={"width": 1240, "height": 900})
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-drawn]", state="attached", timeout=120_000)
-        below = page.locator("#s0-inside-map0").locator("xpath=..").bounding_box()
-        clip = {"x": 0, "y": 0, "width": 1240, "height": below["y"] + below["height"] + 12}
-        return bytes(page.screenshot(full_page=True, clip=clip))
+        return page
 
 
-SHOTS: dict[str, Callable[[Any, Path], bytes]] = {"report": report}
+SHOTS: dict[str, Callable[[Any, Path], bytes]] = {"report": report, "report-clients": report_clients}
 
 
 def main() -> None:
@@ -47,7 +66,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         runs = args.runs or Path(folder) / "compare"
-        if not args.runs:
+        if not args.runs and "report" in (args.names or SHOTS):
             compare(Experiment(**preset("digits-case3")), 3, runs)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         IMAGES.mkdir(exist_ok=True)

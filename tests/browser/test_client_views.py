@@ -74,6 +74,8 @@ def test_a_report_draws_the_clients(root: Path, report: Path, opened: Open) -> N
     assert len({tuple(ends) for ends in page.evaluate(one_scale)}) == 1
     shares = page.evaluate("document.getElementById('s0-confusion-map').data[0].z")
     assert shares[2] == pytest.approx([0, 100 * 5 / 14, 100 * 9 / 14])  # kept: round 5
+    bars = page.evaluate("document.getElementById('s0-part').data.filter(t => t.type === 'bar').map(t => t.x)")
+    assert bars == [count_rows(12), [n // 4 for n in count_rows(12)]]  # training and test rows
     worst = page.evaluate("document.getElementById('s0-curve3').layout.yaxis.title.text")
     assert worst == "worst tenth of the clients: accuracy (%)"
 

@@ -318,6 +318,7 @@ def read_board(case: dict[str, bytes], folder: Path) -> None:
     said = [board.list_runs(Query([])), board.describe_run(Query(mine)), board.read_log(Query(mine))]
     said += [board.read_curves(Query([*mine, *names, ("x", axis)])) for axis in BOARD_AXES]
     said += [board.read_heat_map(Query([*mine, ("name", name)])) for name in ("tau", "A", "test_loss")]
+    said += [board.read_clients(Query([*mine, ("name", name)])) for name in ("client_test_accuracy", "tau")]
     json.dumps(said, allow_nan=False)
 
 

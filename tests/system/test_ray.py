@@ -160,6 +160,44 @@ def test_what_the_cluster_cannot_give_is_refused() -> None:
         RayCohort(FedAvg(0.1), missing, torch.ones(4, 2), torch.zeros(4, dtype=torch.int64), TWO, workers=1, batch=1)
 
 
+EVALUATED = {"test_by": "both", "val": 0.2, "test_share": 0.3, "finetune_steps": 2}
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    "e",
+    [
+        replace(WIDE, **EVALUATED),  # type: ignore[arg-type]
+        replace(MLP, method="scaffold", **EVALUATED),  # type: ignore[arg-type]
+        replace(WIDE, method="centralised", participation=1.0, **EVALUATED | {"finetune_steps": 0}),  # type: ignore[arg-type]
+    ],
+    ids=["svm", "scaffold", "pooled"],
+)
+def test_clients_evaluate_on_ray_as_on_the_local_engine(e: Experiment) -> None:
+    ours, theirs = (run(replace(e, engine=name), device="cpu") for name in ("ray", "local"))
+    for a, b in zip(ours.rounds, theirs.rounds, strict=True):
+        assert a.keys() == b.keys()
+        for name, value in b.items():
+            if name.startswith(("val_", "client", "tuned_", "test", "accepted")):
+                assert a[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name  # type: ignore[literal-required]
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_worker_that_is_lost_changes_no_evaluation() -> None:
+    """What its clients remember comes back with it."""
+    built = build(replace(WIDE, method="scaffold", **EVALUATED))  # type: ignore[arg-type]
+    cohort = built.cohort
+    assert isinstance(cohort, RayCohort)
+    (state, _), *_ = federate(built.algorithm, cohort, built.state, 1)
+    order = built.algorithm.order(state)
+    before = cohort.evaluate(1, order, "test", 2)
+    os.kill(ray.get(cohort.workers[0].describe.remote())["pid"], signal.SIGKILL)
+    after = cohort.evaluate(1, order, "test", 2)
+    assert cohort.lost == 1
+    assert torch.equal(before.ids, after.ids)
+    assert all(torch.equal(v, after.values[name]) for name, v in before.values.items())
+
+
 class Blow:
     """Kills a worker's process while a round goes on: it is stopped first, so that it cannot answer before."""
 

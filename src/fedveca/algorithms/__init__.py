@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.contract import Algorithm as Algorithm
+    from fedveca.algorithms.contract import AskLoss as AskLoss
     from fedveca.algorithms.contract import Named as Named
     from fedveca.algorithms.contract import Order as Order
     from fedveca.algorithms.contract import Outputs as Outputs
     from fedveca.algorithms.contract import Report as Report
+    from fedveca.algorithms.contract import RowLoss as RowLoss
+    from fedveca.algorithms.contract import ServerState as ServerState
     from fedveca.algorithms.contrib.corrected import Corrected as Corrected
     from fedveca.algorithms.contrib.fedacg import FedACG as FedACG
     from fedveca.algorithms.contrib.feddyn import FedDyn as FedDyn
@@ -23,10 +26,12 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.fednova import FedNova as FedNova
     from fedveca.algorithms.fedprox import FedProx as FedProx
     from fedveca.algorithms.fedveca import FedVeca as FedVeca
+    from fedveca.algorithms.layout import Layout as Layout
     from fedveca.algorithms.scaffold import Scaffold as Scaffold
 
 _HOMES = {  # by name; loaded when it is first used, so that names and ranges are known without PyTorch
     "Algorithm": "contract",
+    "AskLoss": "contract",
     "Corrected": "contrib.corrected",
     "FedACG": "contrib.fedacg",
     "FedAvg": "fedavg",
@@ -36,14 +41,17 @@ _HOMES = {  # by name; loaded when it is first used, so that names and ranges ar
     "FedNova": "fednova",
     "FedProx": "fedprox",
     "FedVeca": "fedveca",
+    "Layout": "layout",
     "MimeLite": "contrib.mimelite",
     "Moon": "contrib.moon",
     "Named": "contract",
     "Order": "contract",
     "Outputs": "contract",
     "Report": "contract",
+    "RowLoss": "contract",
     "Scaffnew": "contrib.scaffnew",
     "Scaffold": "scaffold",
+    "ServerState": "contract",
 }
 __all__ = sorted(_HOMES)
 

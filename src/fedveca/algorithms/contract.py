@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedveca.algorithms.hyper import LR, hyperparameters, to_python
+from fedveca.algorithms.layout import NO_LAYOUT, Layout
 
 Named = dict[str, Tensor]
 STATISTICS = "statistics"  # the name under which a model's running statistics travel, apart from every method's vectors
@@ -56,6 +57,7 @@ class Outputs(NamedTuple):
     features: Tensor  # [B, D]: what the model's last linear layer takes in; the scores where it is the only layer
 
 
+AskLoss = Callable[[Tensor], Tensor]  # ids [d] -> F_i [d], float64
 RowLoss = Callable[[Tensor, Tensor], Tensor]  # scores [B, ...], y [B, ...] -> [B]
 MethodLoss = Callable[[RowLoss, Outputs, Tensor, Tensor, dict[str, Outputs]], Tensor]
 
@@ -107,12 +109,16 @@ class Algorithm(ABC, Generic[State, Carry]):
     lr: float  # eta
     adapts: ClassVar[bool] = False  # whether it chooses the clients' numbers of local steps itself
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
+    needs_loss: ClassVar[bool] = False  # whether `start` uses F_i(w_k), as one more argument, `loss`
+    needs_layout: ClassVar[bool] = False  # whether it uses `layout`, the places of the model's layers in w
+    chooses: ClassVar[bool] = False  # whether `choose` says who takes part in a round
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
     has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
     needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
     server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
+    layout: Layout = NO_LAYOUT  # of the model, where `needs_layout` is true: `with_layout` sets it
 
     def __post_init__(self) -> None:
         """Checks the ranges that the class declares; a single number of NumPy or PyTorch becomes Python's."""
@@ -136,6 +142,14 @@ class Algorithm(ABC, Generic[State, Carry]):
         object.__setattr__(other, "lr", lr)
         return other
 
+    def with_layout(self, layout: Layout) -> Self:
+        """The method as it runs on a model with this layout, which it sees as `self.layout` where it needs one."""
+        if not self.needs_layout:
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "layout", layout)
+        return other
+
     # server
 
     def init(self, w: Tensor, tau: Tensor) -> State:
@@ -143,6 +157,19 @@ class Algorithm(ABC, Generic[State, Carry]):
 
     def order(self, state: State) -> Order:
         return Order(state.w, {})
+
+    def choose(self, state: State, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        """[m]: the clients that take part in a round, where `chooses` is true; a pure function of its arguments.
+
+        Args:
+            state: The server's.
+            p: [N] each client's share of all rows, float64.
+            u: [N] a random number in (0, 1) for each client, drawn anew in each round, float64.
+            m: How many clients shall take part.
+            ask: Asks clients [d] for F_i(w_k), in a round without local steps, which is recorded and counted. A client
+                that does not answer has the loss -inf.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has chooses = True, but does not define choose")
 
     @abstractmethod
     def update(self, state: State, ids: Tensor, p: Tensor, report: Report) -> tuple[State, Named]:
@@ -162,6 +189,10 @@ class Algorithm(ABC, Generic[State, Carry]):
         return order.w
 
     def start(self, order: Order, memory: Named, g0: Tensor) -> Carry:
+        """What a client carries into its first step; g0 is the gradient of F_i at `begin`, NaN where it is not needed.
+
+        A method that needs F_i itself takes it as one more argument, `loss` [..., 1].
+        """
         return cast(Carry, ())
 
     def direction(self, order: Order, s: Carry, w: Tensor, g: Tensor) -> Tensor:
@@ -202,6 +233,14 @@ class Algorithm(ABC, Generic[State, Carry]):
 
         A method that needs the mean of its directions takes it as one more argument, `mean`, as `track` has it.
         """
+
+
+def start_client(
+    algorithm: Algorithm[State, Carry], order: Order, memory: Named, g0: Tensor, loss: Tensor | NoCarry
+) -> Carry:
+    """`start` with what the method asks for; loss [..., 1] is F_i at the client's `begin`."""
+    more = {"loss": loss} if algorithm.needs_loss else {}
+    return algorithm.start(order, memory, g0, **more)
 
 
 def descend(w: Tensor, d: Tensor, lr: float | Tensor) -> Tensor:

@@ -15,13 +15,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Outputs, Report, RowLoss
+from fedveca.algorithms.contract import (
+    Algorithm,
+    AskLoss,
+    HasModel,
+    Named,
+    NoCarry,
+    Order,
+    Outputs,
+    Report,
+    RowLoss,
+    start_client,
+)
+from fedveca.algorithms.layout import Layout
 from fedveca.algorithms.optimizers import LocalOptimizer, Moments, Schedule, ServerOptimizer
 from fedveca.errors import UserError
 
 _PLAIN, _AS_IT_IS, _CONSTANT = LocalOptimizer(), ServerOptimizer(), Schedule()
 # What a method declares of itself, and a recipe of it too.
-_DECLARED = ("adapts", "needs_gradient", "needs_everyone", "has_loss", "needs_labels", "nonnegative")
+_DECLARED = (
+    "adapts",
+    "needs_gradient",
+    "needs_loss",
+    "needs_layout",
+    "chooses",
+    "needs_everyone",
+    "has_loss",
+    "needs_labels",
+    "nonnegative",
+)
 KEPT = "optimizer_"  # how a client's memory names the moments that it keeps
 
 
@@ -65,10 +87,14 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         if self.schedule.is_constant:
             return self
         now = dataclasses.replace(self.algorithm, lr=self.algorithm.lr * self.schedule.factor(k))  # type: ignore[type-var]
-        return dataclasses.replace(self, algorithm=now)
+        return dataclasses.replace(self, algorithm=now.with_layout(self.algorithm.layout))
 
     def with_rate(self, lr: Tensor) -> Recipe:
         algorithm = self.algorithm.with_rate(lr)
+        return dataclasses.replace(self, algorithm=algorithm)
+
+    def with_layout(self, layout: Layout) -> Recipe:
+        algorithm = self.algorithm.with_layout(layout)
         return dataclasses.replace(self, algorithm=algorithm)
 
     # server
@@ -83,6 +109,9 @@ class Recipe(Algorithm[Any, RecipeCarry]):
 
     def order(self, state: Any) -> Order:
         return self.algorithm.order(self._split(state)[0])
+
+    def choose(self, state: HasModel, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return self.algorithm.choose(self._split(state)[0], p, u, m, ask)
 
     def update(self, state: Any, ids: Tensor, p: Tensor, report: Report) -> tuple[Any, Named]:
         inner, moments = self._split(state)
@@ -109,8 +138,8 @@ class Recipe(Algorithm[Any, RecipeCarry]):
     def begin(self, order: Order, memory: Named) -> Tensor:
         return self.algorithm.begin(order, _drop_moments(memory))
 
-    def start(self, order: Order, memory: Named, g0: Tensor) -> RecipeCarry:
-        s, w = self.algorithm.start(order, _drop_moments(memory), g0), order.w.expand_as(g0)
+    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor | NoCarry = ()) -> RecipeCarry:
+        s, w = start_client(self.algorithm, order, _drop_moments(memory), g0, loss), order.w.expand_as(g0)
         kept = {name.removeprefix(KEPT): v for name, v in memory.items() if name.startswith(KEPT)}
         moments = Moments(**kept) if self.local.keep else self.local.start(w)
         if self.local.is_plain or not self.algorithm.needs_mean:

@@ -1,7 +1,8 @@
 """Every method declares itself here: name, title, colour, and what the rest of the package has to know of it.
 
 A method is found where its class is decorated: in a module of this package, in a module that the environment
-variable FEDVECA_PLUGINS names (`package.module,another`), or in the user's script itself.
+variable FEDVECA_PLUGINS names (`package.module,another`), or in the user's script itself. A class that is not decorated
+has the name `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PLUGINS = "FEDVECA_PLUGINS"
 PACKAGE = "fedveca.algorithms"
+CLASS = re.compile(r"[\w.-]+:[\w.]+")  # package.module:Class
 NAME, COLOUR = re.compile(r"[a-z][a-z0-9_-]{0,39}"), re.compile(r"#[0-9A-Fa-f]{6}|")
 # How a line is dashed: lengths on and off in widths of the line, as matplotlib, Plotly and SVG draw them alike.
 DASHES: dict[str, tuple[float, ...]] = {
@@ -51,6 +53,7 @@ class MethodEntry(NamedTuple):
 
 
 _entries: dict[str, MethodEntry] = {}
+_loaded: dict[str, MethodEntry] = {}  # by package.module:Class
 _imported: set[str] = set()
 
 
@@ -133,6 +136,40 @@ def methods() -> dict[str, MethodEntry]:
     return dict(sorted(_entries.items(), key=lambda item: _rank(item[1])))
 
 
+def find_method(name: str) -> MethodEntry | None:
+    """The method of this name, where it is registered or loaded: no module is imported because a record names it."""
+    return methods().get(name) or _loaded.get(name)
+
+
+def load_method(name: str) -> MethodEntry:
+    """The method of this name; that of `package.module:Class` is imported, once.
+
+    Raises:
+        UserError: Where there is none, or the class cannot be a method.
+    """
+    if known := find_method(name):
+        return known
+    said, (module, _, attribute) = f"method={printable(name)}", name.partition(":")
+    if not attribute:
+        raise UserError(f"{said} is not known; it is one of {', '.join(methods())}, or package.module:Class")
+    try:
+        algorithm: type[Algorithm] = getattr(import_module(module), attribute)
+    except Exception as error:  # a user's file may fail in any way
+        raise UserError(f"{said} cannot be imported: {explain_error(error)}") from error
+    check_class(algorithm, said)
+    if missing := sorted(getattr(algorithm, "__abstractmethods__", ())):
+        raise UserError(f"{said} does not define {' and '.join(missing)}")
+    registered = next((entry for entry in _entries.values() if entry.algorithm is algorithm), None)
+    entry = registered or MethodEntry(name, algorithm, algorithm.__name__, "", "-", False, 0)
+    _loaded[name] = entry._replace(name=name)
+    return _loaded[name]
+
+
+def shorten_method(name: str) -> str:
+    """A method's name in a line: of `package.module:Class` the class."""
+    return name.rpartition(":")[2] if CLASS.fullmatch(name) else name
+
+
 def _rank(entry: MethodEntry) -> tuple[float, bool, str]:
     """Where it stands; the user's methods stay in the order in which they were registered."""
     packaged = _is_packaged(entry)
@@ -191,21 +228,23 @@ def is_adaptive(given: object) -> bool:
     """
     if not isinstance(given, str):
         return bool(getattr(given, "adapts", False))
-    if given in methods():
-        return methods()[given].algorithm.adapts
+    if known := find_method(given):
+        return known.algorithm.adapts
     name = given.partition(":")[2].partition("(")[0]  # of custom:FedVeca(lr=0.1)
     return name in {entry.algorithm.__name__ for entry in methods().values() if entry.algorithm.adapts}
 
 
 def is_pooled(name: str) -> bool:
     """Whether the method of this name trains on all rows as one client's."""
-    return name in methods() and methods()[name].pooled
+    known = find_method(name)
+    return known is not None and known.pooled
 
 
 def concerns(setting: str, name: str) -> bool:
     """Whether a setting has a meaning for a method: one that is some methods' hyperparameter is theirs alone."""
     owners = [entry.name for entry in methods().values() if setting in hyperparameters(entry.algorithm)]
-    return not owners or name in owners
+    known = find_method(name)
+    return not owners or (known is not None and setting in hyperparameters(known.algorithm))
 
 
 def find_hyper(setting: str) -> tuple[Hyper, list[str]]:

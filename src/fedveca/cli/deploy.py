@@ -55,7 +55,7 @@ def _local(args: argparse.Namespace) -> int:
     require_flower()
     from fedveca.deploy.local import run_locally
     from fedveca.deploy.superlink import FederationFailed
-    from fedveca.runs.experiment import parse_settings
+    from fedveca.runs.experiment import name_folder, parse_settings
     from fedveca.runs.folder import Run
     from fedveca.views.terminal.screen import Screen
 
@@ -70,7 +70,7 @@ def _local(args: argparse.Namespace) -> int:
     else:
         name, experiment = parse_experiment(args.words)
         experiment = _with_nodes(experiment, args.nodes)
-        out = choose_folder(args.out, f"{name}-{experiment.method}-flower")
+        out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}-flower")
     with Screen(args.quiet) as screen:
         try:
             done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume))

@@ -30,6 +30,7 @@ def _run(args: argparse.Namespace) -> int:
     else:
         name, experiment = parse_experiment(args.words)
     with show_loading(quiet):  # what is wrong with the settings is said before
+        from fedveca.runs.experiment import name_folder
         from fedveca.runs.resources import discard_unbegun
         from fedveca.runs.run import resume, run
         from fedveca.views.terminal.screen import Screen
@@ -37,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.resume:
             done = resume(args.resume, **settings, device=args.device, observers=[screen])
         else:
-            out = choose_folder(args.out, f"{name}-{experiment.method}")
+            out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}")
             with discard_unbegun(out):
                 done = run(experiment, out, device=args.device, observers=[screen])
         screen.summarize(done)

@@ -32,7 +32,9 @@ def add(command: Command) -> None:
     text = "Tune each method on validation rows of other seeds, then compare all at their best."
     sub = command("sweep", _sweep, text, examples)
     add_run(sub)
-    sub.usage = "%(prog)s [PRESET] key=value,value ... [key=value ...]"
+    sub.usage = "%(prog)s [PRESET] key=A,B [key=value ...]"
+    words = next(action for action in sub._actions if action.dest == "words")
+    words.help = f"{words.help}, and those to try: lr=0.01,0.1 or a range, lr=0.001..0.1"
     sub.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds of the comparison (default 3)")
     sub.add_argument(
         "--methods",

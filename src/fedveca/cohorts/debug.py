@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
@@ -97,7 +97,8 @@ class DebugCohort:
     def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
         algorithm, ids = self.algorithm.at(k), torch.tensor([client])
-        needs_gradient, place = algorithm.needs_gradient and steps > 0, f"round {k + 1}, client {client}"
+        probes = self.want_loss or algorithm.needs_loss or algorithm.needs_gradient or not steps
+        place = f"round {k + 1}, client {client}"
         recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
@@ -105,15 +106,15 @@ class DebugCohort:
             w = algorithm.begin(order, former).expand(1, -1)
         loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
         running = None if shared is None else (shared[None] if mine is None else mine).clone()
-        if self.want_loss or needs_gradient:
+        if probes:
             with _name_place(f"{place}, probe"):
                 loss, g0 = self._probe(client, w, running)
         vectors: Named = {}
-        numbers: Named = {"loss": loss} if self.want_loss or needs_gradient or not steps else {}
+        numbers: Named = {"loss": loss} if probes else {}
         memory = dict[str, Tensor]()
         if steps:
             with _name_place(f"{place}, start"):
-                s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
+                s, labels = start_client(algorithm, order, former, g0, loss[:, None]), self.label_counts(ids)
             w, s = self._take_local_steps(k, algorithm, order, client, steps, w, s, running, labels)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
@@ -177,9 +178,11 @@ class DebugCohort:
         running = None if shared is None else (shared[None] if mine is None else mine).clone()
         if steps:
             with _name_place(f"{place}, probe"):
-                g0 = self._probe(client, w, running)[1] if algorithm.needs_gradient else torch.full_like(w, torch.nan)
+                loss, g0 = torch.full_like(w[:, 0], torch.nan), torch.full_like(w, torch.nan)
+                if algorithm.needs_gradient or algorithm.needs_loss:
+                    loss, g0 = self._probe(client, w, running)
             with _name_place(f"{place}, start"):
-                s, labels = algorithm.start(order, former, g0), self.label_counts(ids)
+                s, labels = start_client(algorithm, order, former, g0, loss[:, None]), self.label_counts(ids)
             w, _ = self._take_local_steps(k, algorithm, order, client, steps, w, s, running, labels)
         return w, running
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedveca.errors import UserError, suggest
+from fedveca.errors import UserError
+from fedveca.tasks.setting_words import split_words
 
 DROP, CRASH, LATE = "drop", "crash", "late"
 NAN, SCALE, FLIP, LIE = "nan", "scale", "flip", "lie"
@@ -44,16 +45,11 @@ def parse_faults(text: str) -> dict[str, FaultSetting]:
         UserError: With one sentence where the text is not of this form.
     """
     found: dict[str, FaultSetting] = {}
-    for word in text.split(",") if text else ():
-        kind, *values = word.strip().split(":")
-        if kind not in FAULT_FORMS:
-            hint, forms = suggest(kind, FAULT_FORMS), " | ".join(FAULT_FORMS.values())
-            raise UserError(f"faults={text}: {kind!r} is not known{hint}; allowed: {forms}")
-        if kind in found:
-            raise UserError(f"faults={text}: {kind} stands there twice")
+    for kind, values in split_words("faults", text, FAULT_FORMS).items():
         numbers = [_parse_number(value) for value in values]
-        if len(values) != FAULT_FORMS[kind].count(":") or not 0 <= numbers[0] <= 1:
-            raise UserError(f"faults={text}: {word.strip()!r} is not {FAULT_FORMS[kind]} with a share in [0, 1]")
+        if not 0 <= numbers[0] <= 1:
+            word = ":".join((kind, *values))
+            raise UserError(f"faults={text}: {word!r} is not {FAULT_FORMS[kind]} with a share in [0, 1]")
         extent = numbers[1] if len(numbers) > 1 else 1.0
         if kind == CRASH and not (1 <= extent <= 10**6 and extent == int(extent)):
             raise UserError(f"faults={text}: a crash lasts a whole number of rounds, 1 or more, not {values[1]}")

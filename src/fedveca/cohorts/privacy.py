@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, start_client
 from fedveca.cohorts import random as draws
 from fedveca.cohorts.aggregate import LOSS_NUMBERS
 from fedveca.cohorts.client_memory import PersistentMemory
@@ -208,7 +208,7 @@ def make_privacy(
     Returns:
         The rule for the clients and the server, and the account of its epsilon.
     """
-    s = algorithm.start(order, algorithm.memory(order.w), order.w)
+    s = start_client(algorithm, order, algorithm.memory(order.w), order.w, torch.ones(1, device=order.w.device))
     numbers = algorithm.finish(order, s, order.w, torch.ones(1, device=order.w.device))[1]
     unit = {"dc": 1 / float(tau.double().mean())}  # SCAFFOLD's is of one step, its G of all
     equal = bool((tau == tau[0]).all())  # tau_k then shows nothing of who was sampled

@@ -25,6 +25,7 @@ _SHUFFLE_PURPOSE = 65  # of the order of a client's rows
 _EPOCHS_PURPOSE = 66  # of a client's number of epochs
 _HOLDOUT_PURPOSE = 67  # of the rows that a client holds back
 _JUDGES_PURPOSE = 68  # of the clients on which models are compared
+_CHOICE_PURPOSE = 69  # of a method that chooses clients
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -135,6 +136,11 @@ def draw_uniform(purpose: int, seed: int, k: int, ids: Tensor) -> Tensor:
 def draw_epochs(seed: int, k: int, ids: Tensor, low: int, high: int) -> Tensor:
     """[n] int64, uniform from low to high: the epochs of each client of round k."""
     return low + (draw_uniform(_EPOCHS_PURPOSE, seed, k, ids) * (high - low + 1)).long()
+
+
+def draw_choice(seed: int, k: int, ids: Tensor) -> Tensor:
+    """[n] float64 in (0, 1): with what a method chooses the clients of round k."""
+    return draw_uniform(_CHOICE_PURPOSE, seed, k, ids).clamp_(min=2.0**-54)
 
 
 def shuffle_clients(purpose: int, seed: int, clients: int) -> Tensor:

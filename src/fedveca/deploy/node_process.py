@@ -85,8 +85,11 @@ def make_experiment(settings: dict[str, ConfigValue]) -> Experiment:
 def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAnswer, Arrays]:
     order, client, e = request["order"], request["client"], make_experiment(request["settings"])
     pinned = read_pin(folder)
-    if pinned is not None and ":" in e.model and e.model != pinned["model"]:
-        raise UserError(f"the server named model={printable(e.model)}; this node is pinned to {pinned['model']}")
+    if pinned is not None:
+        for name, value, allowed in (("model", e.model, pinned["model"]), ("method", e.method, pinned["method"])):
+            if ":" in value and value != allowed:
+                allowed = allowed or f"no {name}'s code"
+                raise UserError(f"the server named {name}={printable(value)}; this node is pinned to {allowed}")
     if "classes" not in order:
         return _describe_client(e, client), {}
     local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
@@ -220,7 +223,8 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
     options |= {"pixels": pixels, "aggregate": Mean}  # of one client: the rule is the server's
     options |= {"held": held if holds_back(e) else None}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LocalCohort(make_method(e), problem, x, y, held.train, device=device, **options)
+    method = make_method(e).with_layout(problem.layout)
+    return LocalCohort(method, problem, x, y, held.train, device=device, **options)
 
 
 def _own_rows(client: int, rows: int) -> Shares:

@@ -33,6 +33,7 @@ class Pin(TypedDict):
     files: dict[str, str]  # the SHA-256 of every file of code
     components: dict[str, str]  # what Flower loads
     model: str  # the model's name, since a name like `package.module:function` is code too
+    method: str  # the method's name, for the same reason
 
 
 class AppRejected(UserError):
@@ -40,7 +41,7 @@ class AppRejected(UserError):
 
 
 def describe_app(app: Path) -> Pin:
-    """What is pinned of an app's folder; all settings but the model are the server's to choose.
+    """What is pinned of an app's folder; all settings but the names of code are the server's to choose.
 
     Raises:
         UserError: if the folder does not hold an app.
@@ -53,7 +54,8 @@ def describe_app(app: Path) -> Pin:
             if path.suffix in _CODE and path != app / _PROJECT_FILE and path.is_file()
         }
         settings = project["tool"]["flwr"]["app"]
-        return {"files": files, "components": settings["components"], "model": settings["config"].get("model", "")}
+        model, method = (settings["config"].get(name, "") for name in ("model", "method"))
+        return {"files": files, "components": settings["components"], "model": model, "method": method}
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{app} is not a Flower app of FedVeca: {_PROJECT_FILE} cannot be read ({error})") from error
 
@@ -75,7 +77,8 @@ def read_pin(folder: Path) -> Pin | None:
         return None
     try:
         pinned = json.loads(path.read_bytes())
-        if set(pinned) == {"files", "components", "model"}:
+        pinned = {"method": ""} | pinned  # a file of version 0.1 pins no method's code
+        if set(pinned) == {"files", "components", "model", "method"}:
             return cast(Pin, pinned)
     except (OSError, ValueError, TypeError) as error:
         raise AppRejected(f"{path} cannot be read ({error}); no app is accepted") from error

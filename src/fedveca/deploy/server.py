@@ -63,6 +63,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
     with _report_status():
         from fedveca.deploy.log_observer import LogObserver
         from fedveca.deploy.node_process import make_experiment
+        from fedveca.runs.experiment import name_folder
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
@@ -80,7 +81,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         observers = [LogObserver()]
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
-        out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{e.method}-flower"
+        out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{name_folder(e.method)}-flower"
         by = LOCAL if STATE in os.environ else FLOWER
         return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
@@ -145,7 +146,7 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     for metric in problem.metrics:
         if not metric.table:
             scores[metric.name] = (0.0, 1.0) if metric.unit == "share" else (-math.inf, math.inf)
-    return NodeTask(note, problem.statistics, scores)
+    return NodeTask(note, problem.statistics, scores, problem.layout)
 
 
 def _make_rows(e: Experiment, form: NodeForm) -> Dataset:
@@ -178,8 +179,10 @@ def check_deployable(e: Experiment) -> None:
         if getattr(e, name).startswith(CUSTOM):
             value = printable(ascii(getattr(e, name)))
             raise UserError(f"{name}={value} is a Python object; nodes need a name that they know")
-    if ":" in e.model and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", e.model, re.ASCII):
-        raise UserError(f"model={printable(ascii(e.model))} is not of the form package.module:factory")
+    for name, form in (("model", "package.module:factory"), ("method", "package.module:Class")):
+        value = getattr(e, name)
+        if ":" in value and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", value, re.ASCII):
+            raise UserError(f"{name}={printable(ascii(value))} is not of the form {form}")
     if e.engine != "local":
         raise UserError(f"engine={e.engine} is for simulations; the clients of a deployment are its nodes")
     for name in ("faults", "dp_noise"):

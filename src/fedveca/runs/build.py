@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm
-from fedveca.algorithms.registry import is_adaptive, is_pooled, methods
+from fedveca.algorithms.registry import is_adaptive, is_pooled, load_method
 from fedveca.cohorts.aggregate import aggregation_rule
 from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.debug import DebugCohort
@@ -26,6 +26,7 @@ from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task, find_default, is_path
 from fedveca.runs.federate import StepRule
+from fedveca.runs.method_options import read_method_options
 from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.recipes import apply_recipe
 from fedveca.runs.resources import check_memory, check_model, check_rows
@@ -138,14 +139,16 @@ def build(
         sample=sample,
         inputs=data.inputs,
     )
-    problem, algorithm = remake(), _algorithm(e, method)
+    problem = remake()
+    algorithm = _algorithm(e, method).with_layout(problem.layout)
     check_participation(e, algorithm, e.method)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"
         check_ids(problem, said, take_first(rows), of)
-    if method is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
-        try_method(method, problem, data, shares, e, device)
+    tried = _make_plain_method(e) if method is None and ":" in e.method else method
+    if tried is not None and cohort is None and e.engine != "debug":  # which names the round, client and step itself
+        try_method(tried, problem, data, shares, e, device)
     w, running, found = make_start(e, problem)
     state = algorithm.init(w.to(device), initial_steps(e, shares.sizes))
     running = running.to(device)
@@ -198,6 +201,11 @@ def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], n
         raise UserError(
             f"participation={e.participation} cannot go with method={name}, which converges to another point where "
             "clients are absent; take participation=1"
+        )
+    if algorithm.chooses and e.dp_noise:
+        raise UserError(
+            f"dp_noise={e.dp_noise} cannot go with method={name}, which chooses clients by their losses: "
+            "epsilon is counted for clients that are drawn"
         )
 
 
@@ -381,7 +389,11 @@ def _deal_rows(e: Experiment, data: Dataset, custom: Partition | None, alone: bo
 
 
 def _algorithm(e: Experiment, custom: Algorithm | None) -> Algorithm:
-    return make_method(e) if custom is None else apply_recipe(e, custom)
+    if custom is None:
+        return make_method(e)
+    if e.method_options:
+        raise UserError(f"method_options={printable(e.method_options)} is for a method that is named; set the object's")
+    return apply_recipe(e, custom)
 
 
 def _on_ray(
@@ -415,12 +427,18 @@ def _on_ray(
 
 
 def make_method(e: Experiment) -> Algorithm:
-    """The method that the settings name, under their recipe; each of its fields that is a setting has that value."""
+    """The method that the settings name, under their recipe."""
+    return apply_recipe(e, _make_plain_method(e))
+
+
+def _make_plain_method(e: Experiment) -> Algorithm:
+    """The method itself; each of its fields that is a setting has that value."""
     trim = 0.0 if e.aggregate == "mean" else e.aggregate_trim  # what a method may distrust is what is cut off
     settings = dataclasses.asdict(e) | {"distrust": trim}
-    algorithm = methods()[e.method].algorithm
+    algorithm = load_method(e.method).algorithm
     fields = [field.name for field in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
-    return apply_recipe(e, algorithm(**{name: settings[name] for name in fields if name in settings}))
+    values = {name: settings[name] for name in fields if name in settings}
+    return algorithm(**values, **read_method_options(e.method_options, algorithm, e.method, settings))
 
 
 def initial_steps(e: Experiment, sizes: Tensor) -> Tensor:

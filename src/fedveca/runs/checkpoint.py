@@ -236,7 +236,7 @@ def _bound_steps(built: Built) -> tuple[int, int]:
     """The fewest and most local steps that a client of this run can have in its next round."""
     e = built.experiment
     first = int(built.state.tau.max())
-    if e.method.startswith(CUSTOM):
+    if ":" in e.method:
         return 0, LARGEST  # for a custom method to decide
     if is_adaptive(e.method):
         return 1, max(first, e.tau_max, TAU_MIN) if concerns("tau_max", e.method) else LARGEST

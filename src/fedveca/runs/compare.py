@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Required, TypedDict, Unpack
 
 from fedveca.algorithms import Algorithm
-from fedveca.algorithms.registry import is_adaptive, paper_methods
-from fedveca.algorithms.registry import methods as known_methods
+from fedveca.algorithms.registry import is_adaptive, load_method, paper_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, show_value
 from fedveca.runs.build import check_epochs, check_participation
-from fedveca.runs.experiment import Experiment
+from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import StopRequest
+from fedveca.runs.method_options import check_method_options, keep_method_options
 from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
     CustomObjects,
@@ -78,13 +78,12 @@ class Chain(NamedTuple):
         runs: list[Run] = []
         tau_all = self.experiment.tau_all
         for method, folder in zip(self.methods, self.folders, strict=True):
-            e = self.experiment.replace(**self.settings.get(folder_name(method), {}))
-            e = replace(e, tau_all=0 if is_adaptive(method) else tau_all)
             mine: CustomObjects = {**custom}
             if isinstance(method, str):
-                e = replace(e, method=method)
+                e = set_method(self.experiment.replace(**self.settings.get(method, {})), method)
             else:
-                mine["method"] = method
+                e, mine["method"] = replace(self.experiment, method_options=""), method
+            e = replace(e, tau_all=0 if is_adaptive(method) else tau_all)
             done = complete_run(e, folder, self.device, stop, observers, mine)
             if is_adaptive(method) and not runs and not e.epochs:
                 tau_all = find_budget(done)
@@ -145,9 +144,10 @@ def compare(
         raise UserError(f"workers={workers}: custom objects are compared in this process, workers=1")
     if len({folder_name(m) for m in methods}) < len(methods):
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
+    check_method_options(experiment.method_options, [load_method(m).algorithm for m in methods if isinstance(m, str)])
     for method in methods:
         check_epochs(experiment.epochs, method)
-        algorithm = known_methods()[method].algorithm if isinstance(method, str) else method
+        algorithm = load_method(method).algorithm if isinstance(method, str) else method
         check_participation(experiment, algorithm, folder_name(method))
     if experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
         _log.info(
@@ -188,7 +188,7 @@ def check_method_settings(
     """The settings of single methods; UserError where a method is not compared, or a setting is not one of a method."""
     if not isinstance(settings, Mapping) or not all(isinstance(mine, Mapping) for mine in settings.values()):
         raise UserError(f"settings={show_value(settings)} is not a dict of dicts such as {{'fedavg': {{'lr': 0.1}}}}")
-    named = [folder_name(method) for method in methods if isinstance(method, str)]
+    named = [method for method in methods if isinstance(method, str)]
     for method, mine in settings.items():
         if method not in named:
             raise UserError(f"settings: {show_value(method)} is not among the methods; they are {', '.join(named)}")
@@ -205,11 +205,17 @@ def list_fitting(experiment: Experiment, names: tuple[str, ...]) -> tuple[str, .
     """
     fitting = []
     for name in names:
-        algorithm = known_methods()[name].algorithm
+        algorithm = load_method(name).algorithm
         unfit = algorithm.has_loss and experiment.model == "svm"
         unfit |= algorithm.needs_everyone and experiment.participation < 1
         fitting += [] if unfit else [name]
     return tuple(fitting)
+
+
+def set_method(e: Experiment, method: str) -> Experiment:
+    """The settings with another method, and of `method_options` those that it has."""
+    options = keep_method_options(e.method_options, load_method(method).algorithm)
+    return replace(e, method=method, method_options=options)
 
 
 def find_budget(run: Run) -> int:
@@ -227,11 +233,9 @@ def find_budget(run: Run) -> int:
 
 def folder_name(method: Method) -> str:
     """A method's name, fit for a folder."""
-    return (
-        method
-        if isinstance(method, str)
-        else re.sub(r"[^\w.=]+", "-", name_of("method", method).removeprefix(CUSTOM)).strip("-")
-    )
+    if isinstance(method, str):
+        return name_folder(method)
+    return re.sub(r"[^\w.=]+", "-", name_of("method", method).removeprefix(CUSTOM)).strip("-")
 
 
 def make_table(runs: list[Run]) -> list[TableRow]:

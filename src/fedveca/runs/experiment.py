@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fedveca.algorithms.hyper import LARGEST, LR
+from fedveca.algorithms.registry import CLASS, shorten_method
 from fedveca.cohorts.fault_settings import parse_faults
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.catalog import known_methods, load_catalog
 from fedveca.runs.epoch_settings import parse_epochs
+from fedveca.runs.method_options import parse_method_options
 from fedveca.runs.presets import load_preset, load_toml
 from fedveca.runs.setting_fields import (
     LOCAL_OPTIMIZER_TEXTS,
@@ -60,7 +62,7 @@ _NAMES = load_catalog()  # of data sets, models and so on
 _MODELS = _NAMES["models"]
 KNOWN_MODELS = f"{', '.join(_MODELS)} or package.module:factory"
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
-FACTORY = re.compile(r"[\w.-]+:[\w.]+")  # package.module:factory
+FACTORY = CLASS  # package.module:factory
 SettingValues = dict[str, Any]  # values by key, of the types that the fields have
 FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
     "model": "mlp",
@@ -87,7 +89,13 @@ _evaluation = SettingGroup("evaluation")
 class Experiment:
     """All settings of a run, each of them checked; some defaults depend on the data set or the model."""
 
-    method: MethodName | str = _task("fedveca", "how clients and server work together", of=known_methods, custom=True)
+    method: MethodName | str = _task(
+        "fedveca",
+        "how clients and server work together",
+        of=known_methods,
+        forms=("package.module:Class",),
+        custom=True,
+    )
     data: DataName | str = _task("digits", "data set", of=_NAMES["data"], custom=True)
     model: ModelName | str = _task(TaskDefault("data", "model"), KNOWN_MODELS, custom=True)
     loss: LossName | str = _task.rare(
@@ -250,6 +258,11 @@ class Experiment:
     lc_tau: float = method_option(_methods.rare, "lc_tau")
     moon_mu: float = method_option(_methods.rare, "moon_mu")
     moon_temperature: float = method_option(_methods.rare, "moon_temperature")
+    method_options: str = _methods.rare(
+        "",
+        "hyperparameters of a custom method that are not settings themselves, with commas between",
+        forms=("NAME=VALUE,...",),
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -267,6 +280,7 @@ class Experiment:
                 ".safetensors file or of a run folder, such as ./NAME"
             )
         parse_faults(self.faults)
+        parse_method_options(self.method_options)
         self._check_optimisers()
         self._check_evaluation()
         if not self.augment.startswith(CUSTOM):
@@ -421,7 +435,7 @@ def choices(field: SettingField) -> tuple[str, ...]:
 def range_of(field: SettingField) -> str:
     """The allowed values, in words."""
     if names := choices(field):
-        return " | ".join(names)
+        return " | ".join((*names, *field.metadata["forms"]))
     if some := field.metadata["some"]:
         return f"some of {', '.join(some)}"
     if forms := field.metadata["forms"]:
@@ -454,7 +468,8 @@ def _checked(field: SettingField, value: Any) -> Any:
         of = "" if range_of(field) == "text" else f"; allowed: {range_of(field)}"
         raise UserError(f"{field.name}={printable(repr(value))} holds a control character or the end of a line{of}")
     names = choices(field)
-    if names and value not in names and not (m["custom"] and value.startswith(CUSTOM)):
+    is_object = m["custom"] and value.startswith(CUSTOM)
+    if names and value not in names and not is_object and not (m["forms"] and CLASS.fullmatch(value)):
         hint = suggest(value, names)
         raise UserError(f"{field.name}={printable(value)} is not known{hint}; allowed: {range_of(field)}")
     free = not value or (m["custom"] and value.startswith(CUSTOM))
@@ -534,10 +549,20 @@ def name_experiment(e: Experiment, name: str = "digits-case3") -> str:
     return re.sub(r"[^\w.-]+", "-", f"{e.model}-{e.data}-{e.partition}").strip("-.")
 
 
+def name_folder(method: str) -> str:
+    """A method's name as a part of a folder's name: `my_methods:FedPer` is my_methods-FedPer."""
+    return re.sub(r"[^\w.=-]+", "-", method).strip("-")
+
+
 def describe_task(e: Experiment) -> str:
     """What runs, in a few words: `FedVeca, mlp on digits, 5 clients, case3`."""
     known = known_methods().get(e.method)
-    parts = (known["title"] if known else e.method, f"{e.model} on {e.data}", f"{e.clients} clients", e.partition)
+    parts = (
+        known["title"] if known else shorten_method(e.method),
+        f"{e.model} on {e.data}",
+        f"{e.clients} clients",
+        e.partition,
+    )
     return ", ".join(part.removeprefix(CUSTOM) for part in parts)
 
 

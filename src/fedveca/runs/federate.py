@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, HasModel, Norms, Order, Report
 from fedveca.cohorts.client_memory import split_statistics
 from fedveca.cohorts.contract import Cohort
-from fedveca.cohorts.random import clients_per_round, sample_clients
+from fedveca.cohorts.random import clients_per_round, draw_choice, sample_clients
+from fedveca.errors import UserError, show_value
 from fedveca.runs.folder import to_json
 from fedveca.runs.schema import Round
 
@@ -90,13 +91,16 @@ def federate(
     recent = deque(maxlen=RECENT) if recent is None else recent
     for k in range(first, rounds):
         start, method = time.perf_counter(), algorithm.at(k)
-        ids = choose_clients(cohort, k, participation, seed)
         order = compose_order(method, state, statistics)
+        choice = select_clients(method, cohort, state, order, k, participation, seed)
+        ids = choice.ids
         tau = state.tau if steps is None else state.tau.index_copy(0, ids, steps(k, ids))  # [N]
         answered, report = cohort(k, order, ids, tau[ids])
         seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
         seen |= {"lr": method.lr} if method.is_scheduled else {}
-        seen |= {"faults": list(report.faults)} if report.faults else {}
+        seen |= choice.record
+        faults = list({(fault["client"], fault["what"]): fault for fault in (*choice.faults, *report.faults)}.values())
+        seen |= {"faults": faults} if faults else {}
         if len(answered) == 0 and {fault["client"] for fault in report.faults} == set(ids.tolist()):
             seen |= {"tau": tau[answered], "tau_k": 0.0, "accepted": False}
         elif len(answered) == 0:
@@ -108,7 +112,8 @@ def federate(
             after, recorded = method.update(state, answered, p, report._replace(mean=mean))
             if not bool(torch.isfinite(after.w).all()):
                 raise Diverged(f"round {k + 1}: the averaged model is not finite; {advise(recent)}")
-            seen |= {"tau": tau[answered], "tau_k": p @ tau[answered].double()} | recorded
+            taken = report.each.get("tau", tau[answered]).double()  # by a cohort that cuts a client short, fewer
+            seen |= {"tau": taken.long(), "tau_k": p @ taken} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
             if rollback:
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
@@ -117,7 +122,8 @@ def federate(
             if statistics and change is not None and seen.get("accepted", True):
                 statistics.add(change)
             state = after
-        seen |= _count_bytes(order, report, len(ids), len(answered))
+        down, up = _count_bytes(order, report, len(ids), len(answered))
+        seen |= {"bytes_down": choice.down + down, "bytes_up": choice.up + up}
         seen["seconds"] = round(time.perf_counter() - start, 6)
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
@@ -138,6 +144,51 @@ def choose_clients(cohort: Cohort, k: int, participation: float, seed: int) -> T
     """The clients of round k: a share of all, at least one, a pure function of (seed, k)."""
     clients = len(cohort.sizes)
     return sample_clients(seed, k, clients, clients_per_round(clients, participation))
+
+
+class Choice(NamedTuple):
+    """The clients of a round, and what it took to choose them."""
+
+    ids: Tensor  # rising
+    record: dict[str, object] = {}  # noqa: RUF012
+    faults: tuple[Fault, ...] = ()
+    down: int = 0  # bytes
+    up: int = 0
+
+
+def select_clients(
+    algorithm: Algorithm, cohort: Cohort, state: HasModel, order: Order, k: int, participation: float, seed: int
+) -> Choice:
+    """The clients of round k: drawn, or chosen by a method that does so, which may ask some for their losses before."""
+    if not algorithm.chooses:
+        return Choice(choose_clients(cohort, k, participation, seed))
+    clients = torch.arange(len(cohort.sizes))
+    found = Choice(clients)
+
+    def ask(ids: Tensor) -> Tensor:
+        nonlocal found
+        who = _check_ids(ids, len(clients), "asks")
+        answered, report = cohort(k, order, who, torch.zeros_like(who))
+        losses = torch.full((len(clients),), -math.inf, dtype=torch.float64)
+        losses[answered] = report.each.get("loss", torch.empty(0, dtype=torch.float64))
+        down, up = _count_bytes(order, report, len(who), len(answered))
+        record: dict[str, object] = {"candidates": answered, "candidate_loss": losses[answered]}
+        found = Choice(clients, record, (*found.faults, *report.faults), found.down + down, found.up + up)
+        return losses[ids]
+
+    u = draw_choice(seed, k, clients)
+    m = clients_per_round(len(clients), participation)
+    ids = algorithm.choose(state, _weigh(cohort, clients), u, m, ask)
+    return found._replace(ids=_check_ids(ids, len(clients), "chooses"))
+
+
+def _check_ids(ids: object, clients: int, verb: str) -> Tensor:
+    """The clients that a method names, rising; UserError where they are not different clients."""
+    if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0:
+        rising: Tensor = ids.cpu().sort().values
+        if int(rising[0]) >= 0 and int(rising[-1]) < clients and bool((rising[1:] > rising[:-1]).all()):
+            return rising
+    raise UserError(f"the method {verb} {show_value(ids)}; it is a tensor of different clients, 0 to {clients - 1}")
 
 
 def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
@@ -165,8 +216,8 @@ def advise(recent: Iterable[tuple[int, Norms]]) -> str:
     return advice
 
 
-def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> Mapping[str, int]:
-    """What crosses a network, in bytes: vectors, and numbers of 8 bytes."""
+def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> tuple[int, int]:
+    """Bytes that cross a network, down and up: vectors as long as the method sends them, and numbers of 8 bytes."""
     down = asked * (report.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8)
     up = answered * (report.width * sum(v.numel() for v in report.mean.values()) + 8 * len(report.each))
-    return {"bytes_down": down, "bytes_up": up}
+    return down, up

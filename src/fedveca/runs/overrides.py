@@ -13,6 +13,7 @@ import torch
 
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.hyper import to_python
+from fedveca.algorithms.registry import load_method
 from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, explain_error, show_value
@@ -108,9 +109,12 @@ def check_seeds_and_methods(seeds: Any, methods: Any, workers: Any) -> tuple[Any
     for method in methods:
         if not isinstance(method, str):
             name_of("method", method)
+        elif ":" in method and not method.startswith(CUSTOM):
+            load_method(method)
         elif method not in known_methods():
             raise UserError(
-                f"methods: {show_value(method)} is not known; it is one of {', '.join(known_methods())}, or an object"
+                f"methods: {show_value(method)} is not known; it is one of {', '.join(known_methods())}, "
+                "package.module:Class, or an object"
             )
     return tuple(methods)
 
@@ -122,7 +126,7 @@ def try_method(method: Algorithm, problem: Problem, data: Dataset, shares: Share
         return
     said = f"method ({type(method).__name__})"
     try:
-        method = copy.deepcopy(method)
+        method = copy.deepcopy(method).with_layout(problem.layout)
     except Exception:  # what cannot be copied is not tried
         return
     few = Shares(shares.rows[shares.start[:-1]], torch.arange(clients + 1))

@@ -40,11 +40,13 @@ class Evaluation(TypedDict, total=False):
 
 
 class Round(Evaluation, total=False):
-    """One line of rounds.jsonl; lists run over `ids`, those of `client_` over `tested`."""
+    """One line of rounds.jsonl; lists run over `ids`, of `client_` over `tested`, of `candidate_` over `candidates`."""
 
     round: Required[int]
     ids: Required[list[int]]
     left_out: Required[list[int]]
+    candidates: list[int]
+    candidate_loss: list[float | None]
     tau: Required[list[int]]
     tau_k: float | None
     lr: float | None
@@ -147,6 +149,10 @@ SCHEMA = {
         Quantity("round", "Round", symbol="k", formula="counted from 0", whole=True),
         Quantity("ids", "Clients that answered", "clients", whole=True),
         Quantity("left_out", "Clients left out", "clients", formula="asked, but no finite answer", whole=True),
+        Quantity(
+            "candidates", "Clients asked for their loss", "clients", formula="by a method that chooses", whole=True
+        ),
+        Quantity("candidate_loss", "Loss of the clients asked", "clients", formula="F_i(w_k)", at="start"),
         Quantity("faults", "Faults", "faults"),
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),

@@ -14,13 +14,14 @@ from fedveca.runs.schema import Direction
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-SettingValue = str | int | float
+TriedValue = str | int | float
 MOST_COMBINATIONS = 10_000
 TRIALS_AT_ONCE = 4  # of a range, whatever the workers: the same values are tried with any number of them
 DIGITS = 3  # of a value from a range of real numbers
 TASK_GROUPS = ("clients", "records", "machines", "evaluation")  # what is learned and how it is run, not how to learn
 TASK_SETTINGS = (
     "method",
+    "method_options",
     "data",
     "loss",
     "metric",
@@ -51,9 +52,9 @@ class ValueRange(NamedTuple):
         return f"{self.low:g}..{self.high:g}"
 
 
-ValueSet = tuple[SettingValue, ...] | ValueRange
+ValueSet = tuple[TriedValue, ...] | ValueRange
 Space = Mapping[str, ValueSet]  # what is tried, by setting
-TrialSettings = dict[str, SettingValue]
+TrialSettings = dict[str, TriedValue]
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -143,7 +144,7 @@ class Search(Protocol):
 class GridSearch:
     """All combinations at once, the last setting changing fastest; without settings, one that changes nothing."""
 
-    def __init__(self, space: Mapping[str, tuple[SettingValue, ...]]) -> None:
+    def __init__(self, space: Mapping[str, tuple[TriedValue, ...]]) -> None:
         self._left = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
         self.planned = len(self._left)
 
@@ -199,9 +200,9 @@ class OptunaSearch:
                 self._study.tell(trial, value)
 
 
-def _suggest(trial: Trial, key: str, values: ValueSet) -> SettingValue:
+def _suggest(trial: Trial, key: str, values: ValueSet) -> TriedValue:
     if not isinstance(values, ValueRange):
-        chosen: SettingValue = trial.suggest_categorical(key, list(values))
+        chosen: TriedValue = trial.suggest_categorical(key, list(values))
         return chosen
     if values.whole:
         return int(trial.suggest_int(key, int(values.low), int(values.high), log=values.log))

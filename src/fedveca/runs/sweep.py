@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict, Unpack, cast
 
-from fedveca.algorithms.registry import concerns, is_adaptive, paper_methods
-from fedveca.algorithms.registry import methods as known_methods
+from fedveca.algorithms.registry import concerns, is_adaptive, load_method, paper_methods
 from fedveca.errors import UserError, show_value
 from fedveca.runs.build import check_epochs, check_participation
 from fedveca.runs.compare import find_budget, run_chains
-from fedveca.runs.experiment import FIELDS, Experiment
+from fedveca.runs.experiment import FIELDS, Experiment, name_folder
 from fedveca.runs.files import read_object, write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import StopRequest
+from fedveca.runs.method_options import check_method_options
 from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
     MOST_SEEDS,
@@ -32,9 +32,9 @@ from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
 from fedveca.runs.schema import Direction, finite_number, get_number, is_count
 from fedveca.runs.search import (
     Search,
-    SettingValue,
     Space,
     TrialSettings,
+    TriedValue,
     ValueRange,
     ValueSet,
     check_space,
@@ -198,9 +198,10 @@ def _check_methods(e: Experiment, names: tuple[str, ...], space: Space, custom: 
         raise UserError("sweep takes methods=(...), which are names, not method=")
     if workers > 1 and custom:
         raise UserError(f"workers={workers}: runs with custom objects are in this process, workers=1")
+    check_method_options(e.method_options, [load_method(name).algorithm for name in names])
     for name in names:
         check_epochs(e.epochs, name)
-        check_participation(e, known_methods()[name].algorithm, name)
+        check_participation(e, load_method(name).algorithm, name)
     if unused := next(
         (key for key in space if not any(key in list_tuned(e, names, name, space) for name in names)), ""
     ):
@@ -297,11 +298,10 @@ class _Plan:
             self.write("tuning")
 
     def _make_job(self, method: str, settings: TrialSettings, seed: int) -> TrialRun:
-        e = self.experiment.replace(**settings)
-        e = replace(
-            e, method=method, seed=seed, tau_all=0 if is_adaptive(method) else self.budgets.get(seed, e.tau_all)
-        )
-        return TrialRun(e, self.out / TUNING / method / f"{_name_settings(settings)}-seed{seed}", self.device)
+        e = set_method(self.experiment.replace(**settings, seed=seed), method)
+        e = replace(e, tau_all=0 if is_adaptive(method) else self.budgets.get(seed, e.tau_all))
+        home = self.out / TUNING / name_folder(method)
+        return TrialRun(e, home / f"{_name_settings(settings)}-seed{seed}", self.device)
 
     def _record(
         self,
@@ -385,14 +385,14 @@ def _make_trial(settings: TrialSettings, runs: Sequence[Run], quantity: str) -> 
     }
 
 
-def _name_settings(settings: Mapping[str, SettingValue]) -> str:
+def _name_settings(settings: Mapping[str, TriedValue]) -> str:
     """TrialSettings as a folder's name; very many of them end in a hash."""
     name = ",".join(f"{key}={_show(value)}" for key, value in settings.items()) or "default"
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return name if len(name) <= LONGEST_FOLDER else f"{name[:LONGEST_FOLDER]}-{digest}"
 
 
-def _show(value: SettingValue) -> str:
+def _show(value: TriedValue) -> str:
     return re.sub(r"[^\w.+-]+", "-", repr(value) if isinstance(value, float) else str(value))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedveca.errors import UserError, printable, suggest
+from fedveca.errors import UserError, printable
+from fedveca.tasks.setting_words import split_words
 
 CROP, FLIP_SIDES, CUTOUT = "crop", "flip", "cutout"
 AUGMENT_FORMS = {CROP: "crop:PIXELS", FLIP_SIDES: "flip", CUTOUT: "cutout:SIDE"}
@@ -30,24 +31,15 @@ def parse_augment(text: str) -> tuple[AugmentStep, ...]:
     Raises:
         UserError: With one sentence where the text is not of this form.
     """
-    found: dict[str, AugmentStep] = {}
-    for word in text.split(",") if text else ():
-        kind, *values = word.strip().split(":")
-        if kind not in AUGMENT_FORMS:
-            hint, forms = suggest(kind, AUGMENT_FORMS), " | ".join(AUGMENT_FORMS.values())
-            raise UserError(f"augment={printable(text)}: {printable(repr(kind))} is not known{hint}; allowed: {forms}")
-        if kind in found:
-            raise UserError(f"augment={printable(text)}: {kind} stands there twice")
-        if len(values) != AUGMENT_FORMS[kind].count(":"):
-            wrong = printable(repr(word.strip()))
-            raise UserError(f"augment={printable(text)}: {wrong} is not of the form {AUGMENT_FORMS[kind]}")
-        found[kind] = AugmentStep(kind, _parse_pixels(text, word.strip(), values[0]) if values else 0)
-    return tuple(found.values())
+    words = split_words("augment", text, AUGMENT_FORMS)
+    return tuple(
+        AugmentStep(kind, _parse_pixels(text, kind, *values) if values else 0) for kind, values in words.items()
+    )
 
 
-def _parse_pixels(text: str, word: str, value: str) -> int:
+def _parse_pixels(text: str, kind: str, value: str) -> int:
     pixels = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
     if not 1 <= pixels <= MOST_PIXELS:
-        said = f"augment={printable(text)}: {printable(repr(word))}"
+        said = f"augment={printable(text)}: {printable(repr(f'{kind}:{value}'))}"
         raise UserError(f"{said} needs a whole number of pixels from 1 to {MOST_PIXELS}")
     return pixels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveca.algorithms.contract import LocalLoss, Named, Outputs
+from fedveca.algorithms.layout import Layout
 from fedveca.errors import UserError
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
@@ -90,6 +92,19 @@ class ModuleProblem:
         self._placed: dict[torch.device, nn.Module] = {}  # whose frozen part all replicas on a device share
         self._lock = threading.Lock()
         self._local = threading.local()  # replicas: dict[torch.device, Replica]
+
+    @property
+    def layout(self) -> Layout:
+        ends = list(itertools.accumulate(self.sizes))
+        slices = {name: slice(end - n, end) for name, n, end in zip(self.shapes, self.sizes, ends, strict=True)}
+        trained = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
+
+        def names_of(layer: nn.Module | None) -> tuple[str, ...]:
+            own = layer.parameters(recurse=False) if layer else ()
+            return tuple(trained[id(p)] for p in own if id(p) in trained)
+
+        head = names_of(find_head(self.module))
+        return Layout(slices, head or [names for layer in self.module.modules() if (names := names_of(layer))][-1])
 
     def init(self) -> Tensor:
         return self.flat([p.detach() for p in self.module.parameters() if p.requires_grad])

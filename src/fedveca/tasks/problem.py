@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
+from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import Metric
 
 
@@ -26,7 +27,12 @@ class Problem(Protocol):
     autograd: bool  # whether gradients are found by it, or in closed form
     compiled: bool  # whether the operations of a local step are fused on a CUDA device
     metrics: tuple[Metric, ...]  # what is reported of a model besides its loss; the first is the main one
-    row_bytes: int  # of what a model holds for the gradient of one row; 0 where it is not known, and little
+    row_bytes: int  # measured, of what a model holds for the gradient of one row; 0 where it is not known, and little
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters lie in w."""
+        ...
 
     def init(self) -> Tensor:
         """[P] w_0."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import LocalLoss
+from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import METRICS, Metric, RowMetric
 
 
@@ -30,6 +31,10 @@ class SquaredSvm:
         self.metrics = tuple(
             replace(m, function=find_right) if m is mine and isinstance(m, RowMetric) else m for m in metrics
         )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout({"w": slice(0, self.size)}, ("w",))
 
     def init(self) -> Tensor:
         return torch.zeros(self.size)

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedveca.errors import UserError, explain_error
 from fedveca.tasks.augment import Augmentation, make_augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
+from fedveca.tasks.live_bytes import LiveBytes
 from fedveca.tasks.losses import LOSSES, Rows, cross_entropy, per_row
 from fedveca.tasks.metric_settings import parse_metrics
 from fedveca.tasks.metrics import METRICS, Auc, Metric, MetricFunction, RowMetric, WholeMetric, read_direction
@@ -155,7 +156,9 @@ def validate_model(
         network = make(running=trial.running)
     network.row_bytes = trial.row_bytes
     network.metrics = tuple(_try_metric(network, metric, x, y) for metric in goal.metrics)
-    network.mapped = network.mapped and _can_be_mapped(network, two, targets)
+    if network.mapped:
+        mapped = _try_mapped(network, two, targets)
+        network.mapped, network.row_bytes = mapped is not None, max(network.row_bytes, mapped or 0)
     return network
 
 
@@ -380,16 +383,23 @@ def _try_metric(network: ModuleProblem, metric: Metric, x: Tensor, y: Tensor) ->
     return metric
 
 
-def _can_be_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> bool:
-    """Whether many clients go through the module at once; one that branches on values takes them one by one."""
-    n = FEW + 1
-    w, x, y = network.init().repeat(n, 1), rows.expand(n, *rows.shape), y.expand(n, *y.shape)
+def _try_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> int | None:
+    """The bytes that a row takes where many clients go through the module at once, on top of what any row needs.
+
+    None for a module that branches on values, which takes clients one by one.
+    """
+    n, peaks = FEW + 1, list[int]()
+    w = network.init().repeat(n, 1)
     try:
-        network.gradients(w, x, y)
-        network.slope(w, x, y)
+        for times in (1, 2):
+            x, targets = (torch.cat([v] * times).expand(n, times * len(v), *v.shape[1:]) for v in (rows, y))
+            with LiveBytes() as live:
+                network.gradients(w, x, targets)
+            peaks.append(live.peak)
+        network.slope(w, rows.expand(n, *rows.shape), y.expand(n, *y.shape))
     except Exception:
-        return False
-    return True
+        return None
+    return (peaks[1] - peaks[0]) // (n * len(rows))
 
 
 def display_name(thing: Any) -> str:

@@ -13,6 +13,8 @@ __all__ = ["CHECKS", "check_algorithm"]
 def check_algorithm(algorithm: Algorithm) -> None:
     """Checks that a method keeps every promise of `algorithms/contract.py`.
 
+    A method that names layers of the model is checked on one with the layers `body` and `head`.
+
     Args:
         algorithm: An object of a subclass of fedveca.algorithms.Algorithm.
 

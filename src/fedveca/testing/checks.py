@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedveca.algorithms.contract import Algorithm, Order, Outputs
+from fedveca.algorithms.contract import Algorithm, Order, Outputs, start_client
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.losses import cross_entropy
@@ -23,7 +24,9 @@ from fedveca.testing.played_round import (
     P,
     all_steps,
     call,
+    call_start,
     close,
+    fit,
     one_way,
     play_round,
     raise_unless,
@@ -33,7 +36,22 @@ from fedveca.testing.played_round import (
     walk,
 )
 
-RECORDED = ("round", "ids", "left_out", "tau", "tau_k", "accepted", "train_loss", "seconds", "bytes_up", "bytes_down")
+RECORDED = (
+    "round",
+    "ids",
+    "left_out",
+    "candidates",
+    "candidate_loss",
+    "lr",
+    "faults",
+    "tau",
+    "tau_k",
+    "accepted",
+    "train_loss",
+    "seconds",
+    "bytes_up",
+    "bytes_down",
+)
 TAKEN = ("tau", "loss", "after", "well")  # numbers that the clients report without the method
 
 
@@ -44,6 +62,7 @@ def check_form(a: Algorithm) -> None:
     frozen = dataclasses.is_dataclass(a) and type(a).__dataclass_params__.frozen
     raise_unless(frozen, a, "is not a frozen dataclass: hyperparameters may not change while it runs")
     raise_unless(isinstance(a.lr, float) and a.lr > 0, a, f"has lr={a.lr!r}; it is a number above 0")
+    a = fit(a)
     w, tau = vector(0), all_steps()
     state = call(a, "init", w, tau)
     raise_unless(
@@ -67,16 +86,33 @@ def check_form(a: Algorithm) -> None:
 
 def check_clients(a: Algorithm) -> None:
     """Shapes of what a client keeps and sends; g0 is used only where it is asked for."""
+    a = fit(a)
     order = a.order(a.init(vector(0), all_steps()))
     memory, nothing = call(a, "memory", order.w), torch.full((P,), torch.nan)
-    s = call(a, "start", order, memory, vector(1) if a.needs_gradient else nothing)
-    w, s = call(a, "step", order, s, order.w, vector(2))
+    for name, v in memory.items():
+        raise_unless(
+            v.dim() == 1 and len(v) > 0,
+            a,
+            f"memory gives {name} of shape {list(v.shape)}; it is a vector of any length",
+        )
+    w = call(a, "begin", order, memory)
+    raise_unless(
+        w.shape == (P,) and bool(torch.isfinite(w).all()),
+        a,
+        f"begin gives {list(w.shape)} for one client; it is a model [..., P], all of it finite",
+    )
+    s = call_start(a, order, memory, vector(1) if a.needs_gradient else nothing)
+    w, s = call(a, "step", order, s, w, vector(2))
     out = call(a, "finish", order, s, w, torch.ones(1))
     raise_unless(isinstance(out, tuple) and len(out) == 3, a, "finish does not give (vectors, numbers, memory)")
     vectors, numbers, kept = out
     raise_unless(bool(vectors), a, "finish gives no vector: the server would learn nothing")
     for name, v in vectors.items():
-        raise_unless(v.shape == (P,), a, f"finish gives the vector {name} of shape {list(v.shape)}, not [P]")
+        raise_unless(
+            v.dim() == 1 and len(v) > 0,
+            a,
+            f"finish gives the vector {name} of shape {list(v.shape)}, not [P] or shorter",
+        )
     for name, v in numbers.items():
         raise_unless(
             v.shape == (1,), a, f"finish gives the number {name} of shape {list(v.shape)}, not [1] (keepdim=True)"
@@ -93,6 +129,7 @@ def check_clients(a: Algorithm) -> None:
 
 def check_server(a: Algorithm) -> None:
     """The state keeps its form from round to round; float32 stays float32."""
+    a = fit(a)
     played = play_round(a, 1)
     out = call(a, "update", played.state, IDS, played.p, played.report)
     raise_unless(isinstance(out, tuple) and len(out) == 2, a, "update does not give (state, what to record)")
@@ -115,6 +152,7 @@ def check_server(a: Algorithm) -> None:
 
 def check_last_axis(a: Algorithm) -> None:
     """Many clients at once are each of them alone."""
+    a = fit(a)
     order = a.order(play_round(a, 1).state)
     grads = torch.stack([vector(10 + i) for i in range(3)])
     alone = [walk(a, order, a.memory(order.w), grads[i], 3) for i in range(3)]
@@ -139,12 +177,13 @@ def check_last_axis(a: Algorithm) -> None:
 
 def check_purity(a: Algorithm) -> None:
     """No call changes what it is given or the object itself, and the same call gives the same."""
+    a = fit(a)
     before = repr(vars(a))
     played = play_round(a, 2)
     order = a.order(played.state)
     call(a, "update", played.state, IDS, played.p, played.report)
-    s = call(a, "start", order, played.memory[0], vector(1))
-    w, s = call(a, "step", order, s, order.w.clone(), vector(2))
+    s = call_start(a, order, played.memory[0], vector(1))
+    w, s = call(a, "step", order, s, call(a, "begin", order, played.memory[0]).clone(), vector(2))
     w, s = call(a, "step", order, s, w, vector(3))
     call(a, "finish", order, s, w, torch.full((1,), 2.0))
     raise_unless(
@@ -154,6 +193,7 @@ def check_purity(a: Algorithm) -> None:
 
 def check_weights(a: Algorithm) -> None:
     """p counts, the number and the order of the clients do not."""
+    a = fit(a)
     played = play_round(a, 2)
     want, recorded = a.update(played.state, IDS, played.p, played.report)
     turned = torch.tensor([2, 0, 1])
@@ -179,6 +219,7 @@ def check_weights(a: Algorithm) -> None:
 
 def check_steps(a: Algorithm) -> None:
     """The server's tau is what is taken, reported and used; an absent client keeps its own."""
+    a = fit(a)
     played = play_round(a, 2)
     after, _ = a.update(played.state, IDS, played.p, played.report)
     absent = ~torch.isin(torch.arange(N), IDS)
@@ -201,6 +242,7 @@ def check_steps(a: Algorithm) -> None:
 
 def check_storage(a: Algorithm) -> None:
     """The state goes to disk and back to the same bits."""
+    a = fit(a)
     played = play_round(a, 2)
     want, _ = a.update(played.state, IDS, played.p, played.report)
     disk = load(save({name: v.contiguous().clone() for name, v in played.state._asdict().items()}))
@@ -212,7 +254,10 @@ def check_federation(a: Algorithm) -> None:
     """It runs: clients of unequal steps in one batch, two of six in a round, with their memory."""
     x, y = torch.stack([vector(i) for i in range(24)]), torch.arange(24) % 2
     problem: Problem = ModuleProblem(nn.Linear(P, 2)) if a.has_loss else SquaredSvm(P)
-    first = torch.zeros(problem.size)
+    if a.needs_layout:
+        layers = {"body": nn.Linear(P, 3), "head": nn.Linear(3, 2)}
+        problem = ModuleProblem(nn.Sequential(OrderedDict[str, nn.Module](layers)))
+    a, first = a.with_layout(problem.layout), torch.full((problem.size,), 0.1 if a.needs_layout else 0.0)
     cohort = LocalCohort(a, problem, x, y, from_lists([range(i, 24, N) for i in range(N)], 24), batch=3)
     state = a.init(first, all_steps())
     for k, (after, trace) in enumerate(federate(a, cohort, state, 4, participation=0.5)):
@@ -227,8 +272,9 @@ def check_loss_form(a: Algorithm) -> None:
     """A method's own loss gives one number per row, and can be derived."""
     if not a.has_loss:
         return
+    a = fit(a)
     order = a.order(a.init(vector(0), all_steps()))
-    models = call(a, "models", order, a.start(order, a.memory(order.w), vector(1)))
+    models = call(a, "models", order, start_client(a, order, a.memory(order.w), vector(1), torch.ones(1)))
     for name, v in models.items():
         raise_unless(v.shape[-1:] == (P,), a, f"models gives {name} of shape {list(v.shape)}; it is a model [..., P]")
 
@@ -244,6 +290,22 @@ def check_loss_form(a: Algorithm) -> None:
     raise_unless(bool(torch.isfinite(slope).all()), a, "loss has a gradient that is not finite")
 
 
+def check_choice(a: Algorithm) -> None:
+    """A method that chooses gives so many clients as it is asked for, each once, and the same for the same draws."""
+    if not a.chooses:
+        return
+    state, p = a.init(vector(0), all_steps()), torch.arange(1.0, N + 1).double() / sum(range(N + 1))
+    for k in range(3):
+        u = torch.rand(N, generator=torch.Generator().manual_seed(k), dtype=torch.float64).clamp(min=1e-9)
+        losses = torch.rand(N, generator=torch.Generator().manual_seed(9 - k), dtype=torch.float64)
+        for m in (1, 2, N):
+            ids = call(a, "choose", state, p, u, m, lambda who, losses=losses: losses[who])
+            good = isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.shape == (m,)
+            good = good and len(set(ids.tolist())) == m and bool(((ids >= 0) & (ids < N)).all())
+            said = ids.tolist() if isinstance(ids, Tensor) else ids
+            raise_unless(good, a, f"choose gives {said}; it gives {m} different clients of 0 to {N - 1}, int64")
+
+
 CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     check_form,
     check_clients,
@@ -254,5 +316,6 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     check_steps,
     check_storage,
     check_loss_form,
+    check_choice,
     check_federation,
 )

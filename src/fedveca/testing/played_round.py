@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, Order, Report, start_client
+from fedveca.algorithms.layout import Layout
 
 P, N = 5, 6  # weights of the model, clients of the federation
 IDS, TAU = torch.tensor([1, 3, 4]), torch.tensor([4, 2, 3])  # who answers of six, and in how many steps
 WEIGHT = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+LAYOUT = Layout({"body.weight": slice(0, 2), "body.bias": slice(2, 3), "head.weight": slice(3, P)}, ("head.weight",))
 
 
 class PlayedRound(NamedTuple):
@@ -22,6 +24,11 @@ class PlayedRound(NamedTuple):
     p: Tensor
     report: Report
     memory: list[Named]
+
+
+def fit(a: Algorithm) -> Algorithm:
+    """The method on the small model of the checks."""
+    return a.with_layout(LAYOUT)
 
 
 def play_round(a: Algorithm, rounds: int) -> PlayedRound:
@@ -44,9 +51,10 @@ def play_round(a: Algorithm, rounds: int) -> PlayedRound:
 def walk(
     a: Algorithm, order: Order, memory: Named, centre: Tensor, tau: int, check_s: bool = False
 ) -> tuple[Named, Named, Named]:
-    """tau steps on |w - centre|^2 / 2 from order.w, for one client [P] or many [n, P]."""
-    w = order.w.expand_as(centre)
-    s = a.start(order, memory, w - centre if a.needs_gradient else torch.full_like(centre, torch.nan))
+    """tau steps on |w - centre|^2 / 2 from where the method begins, for one client [P] or many [n, P]."""
+    w = a.begin(order, memory).expand_as(centre)
+    g0 = w - centre if a.needs_gradient else torch.full_like(centre, torch.nan)
+    s = start_client(a, order, memory, g0, (w - centre).square().sum(-1, keepdim=True) / 2)
     for _ in range(tau):
         w, s = a.step(order, s, w, w - centre)
     if check_s:
@@ -64,7 +72,8 @@ def one_way(a: Algorithm, tau: int) -> float | None:
     """
     state = a.init(torch.zeros(P), torch.full((1,), tau))
     order, target = a.order(state), torch.ones(P)
-    s, w = a.start(order, a.memory(order.w), torch.ones(P)), order.w
+    memory = a.memory(order.w)
+    s, w = start_client(a, order, memory, torch.ones(P), torch.ones(1)), a.begin(order, memory)
     for _ in range(tau):
         still, _ = a.step(order, s, w, torch.zeros(P))
         w, s = a.step(order, s, w, (still - target) / a.lr)
@@ -77,15 +86,21 @@ def one_way(a: Algorithm, tau: int) -> float | None:
     return float((after.w - state.w).norm())
 
 
-def call(a: Algorithm, name: str, *arguments: Any) -> Any:
+def call_start(a: Algorithm, order: Order, memory: Named, g0: Tensor) -> object:
+    """`start` at a loss of 1, as `call` has it."""
+    return call(a, "start", order, memory, g0, **({"loss": torch.ones(1)} if a.needs_loss else {}))
+
+
+def call(a: Algorithm, name: str, *arguments: Any, **named: Tensor) -> Any:
     """One call of the contract, twice: what goes in must stay, what comes out must be the same."""
-    before = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, arguments)
-    out = getattr(a, name)(*arguments)
-    for given, was in zip(tree_flatten(arguments)[0], tree_flatten(before)[0], strict=True):
+    all_given = (arguments, named)
+    before = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, all_given)
+    out = getattr(a, name)(*arguments, **named)
+    for given, was in zip(tree_flatten(all_given)[0], tree_flatten(before)[0], strict=True):
         if isinstance(given, Tensor):
             alike = given.shape == was.shape and torch.equal(torch.nan_to_num(given), torch.nan_to_num(was))
             raise_unless(alike, a, f"mutates its input: {name} changes a tensor that it was given; make a new one")
-    again = getattr(a, name)(*arguments)
+    again = getattr(a, name)(*arguments, **named)
     for one, two in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
         if isinstance(one, Tensor):
             alike = torch.equal(torch.nan_to_num(one), torch.nan_to_num(two))

@@ -21,8 +21,9 @@ Stage = Literal["clients", "tuned"]  # the model as it is, or after local steps 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 LISTS: dict[Stage, str] = {"clients": "client_test_", "tuned": "client_tuned_"}
 STATISTIC_LABELS = {"": "mean", "_rows": "by rows", "_sd": "sd", "_worst": "worst 10 %", "_best": "best 10 %"}
+MOST_CLIENT_METRICS = 12  # test values of clients that are shown
 MOST_POINTS = 200  # clients of one figure of single clients, as many as partition.json has
-MOST_CLASSES = 200  # of a confusion matrix that is drawn
+MOST_DRAWN_CLASSES = 200  # of a confusion matrix that is drawn
 
 
 class Distribution(TypedDict):
@@ -60,7 +61,8 @@ def list_client_metrics(runs: Sequence[Run], stage: Stage = "clients") -> list[s
                 if metric != name and f"{name}_rows" in record and get_number(record, name) is not None:
                     found[f"test_{metric}"] = None
     main = Counter(run.metric for run in runs).most_common(1)
-    return sorted(found, key=lambda name: (name == "test_loss", not main or name != main[0][0]))
+    ranked = sorted(found, key=lambda name: (name == "test_loss", not main or name != main[0][0]))
+    return ranked[:MOST_CLIENT_METRICS]
 
 
 def name_statistic(name: str, statistic: str = "", stage: Stage = "clients") -> str:
@@ -166,7 +168,7 @@ def list_client_points(run: Run, name: str, which: Which, stage: Stage = "client
 def read_confusion(run: Run, which: Which) -> list[list[float]] | None:
     """The kept or the last model's confusion matrix: rows are true labels, columns predicted ones; None without one."""
     found = get_closing_values(run)[which].get("test_confusion")
-    if not isinstance(found, list) or not 0 < len(found) <= MOST_CLASSES:
+    if not isinstance(found, list) or not 0 < len(found) <= MOST_DRAWN_CLASSES:
         return None
     matrix = []
     for row in found:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict, cast, get_args
 
-from fedveca.algorithms.registry import DASHES, concerns, methods
+from fedveca.algorithms.registry import DASHES, concerns, find_method, methods, shorten_method
 from fedveca.errors import UserError
 from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
@@ -90,8 +90,10 @@ class Row(NamedTuple):
 def find_look(method: str) -> tuple[str, str, str]:
     """A method's title, colour and dash."""
     other = OTHER_COLOURS[sum(method.encode()) % len(OTHER_COLOURS)]
-    entry = methods().get(method)
-    return (entry.title, entry.colour or other, entry.dash) if entry else (method.removeprefix(CUSTOM), other, "-")
+    entry = find_method(method)
+    if entry:
+        return entry.title, entry.colour or other, entry.dash
+    return method.removeprefix(CUSTOM) if method.startswith(CUSTOM) else shorten_method(method), other, "-"
 
 
 def group_curves(runs: Iterable[Run]) -> list[Curve]:

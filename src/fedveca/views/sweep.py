@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveca.runs.folder import Run
-from fedveca.runs.search import SettingValue
+from fedveca.runs.search import TriedValue
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.runs.sweep import (
     REPORTED,
@@ -72,7 +72,7 @@ def find_sweeps(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Path, SweepC
     return left, [(home, content) for home, content in homes.items() if home in reported]
 
 
-def format_settings(settings: Mapping[str, SettingValue] | None) -> str:
+def format_settings(settings: Mapping[str, TriedValue] | None) -> str:
     """Settings as the command line has them; a dash for none."""
     return " ".join(f"{key}={value}" for key, value in (settings or {}).items()) or "-"
 

@@ -14,7 +14,9 @@ from fedveca.cohorts.local import cohort as local
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load, prepare
+from fedveca.tasks.live_bytes import LiveBytes
 from fedveca.tasks.models import model
+from fedveca.tasks.module_problem import FEW
 from fedveca.tasks.partition import partition
 
 METHODS = [FedAvg(0.05), FedProx(0.05), FedNova(0.05), Scaffold(0.05), FedVeca(0.05), Corrected(0.05)]
@@ -173,3 +175,61 @@ def test_what_a_transformer_holds_bounds_the_clients_and_the_rows_of_a_pass() ->
     assert (cohort.lanes, cohort.most_rows) == (1, 2**26 // wide.row_bytes)
     narrow = LocalCohort(FedAvg(0.1), model("mlp", (64,), 10), torch.zeros(64, 64), labels, shares, batch=32)
     assert narrow.lanes == 4 * 2**20 // (4 * 4810)
+
+
+def make_gpt_cohort(probe: int, clients: int, layers: int = 2) -> LocalCohort:
+    """FedVeca's clients with 30 rows of 32 tokens each; two layers are those of benchmarks/scale/probe_memory.py."""
+    rows = 30 * clients
+    x = torch.arange(rows * 32).view(rows, 32) % 145
+    problem = model("gpt", (32,), 145, hidden=64, layers=layers, sample=(x[:8], x[:8]))
+    shares = partition("iid", torch.zeros(rows, dtype=torch.int64), 10, clients)
+    return LocalCohort(FedVeca(0.05), problem, x, x, shares, batch=16, probe=probe, threads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "probe", "clients"), [(1, 0, 28), (1, 8, 14), (2, 0, 28)])
+def test_a_round_of_a_transformer_holds_no_more_than_it_may(layers: int, probe: int, clients: int) -> None:
+    """Measured operation by operation, of probes one by one and side by side, and of the steps of a chunk.
+
+    What is allowed on top are the vectors of the chunk's clients, which do not grow with rows.
+    """
+    cohort = make_gpt_cohort(probe, clients, layers)
+    assert cohort.problem.mapped
+    w, tau = cohort.problem.init(), torch.ones(clients, dtype=torch.int64)
+    order = cohort.algorithm.order(cohort.algorithm.init(w, tau))
+    with LiveBytes() as live:
+        cohort(0, order, torch.arange(clients), tau)
+    vectors = 8 * 4 * cohort.lanes * cohort.problem.size
+    assert live.peak < 2**26 + vectors
+    if layers == 1:
+        assert cohort.lanes > FEW  # as one batch
+        assert live.peak > 2**25
+
+
+def test_a_row_of_clients_side_by_side_is_measured_as_such() -> None:
+    """Attention that vmap takes apart holds more than that of one client: at least what twice the rows really add."""
+    cohort = make_gpt_cohort(0, 8)
+    problem, n = cohort.problem, 7
+    w, peaks = problem.init().repeat(n, 1), []
+    for rows in (4, 8):
+        x, y = cohort.rows.pick(torch.arange(n * rows).view(n, rows))
+        with LiveBytes() as live:
+            problem.gradients(w, x, y)
+        peaks.append(live.peak)
+    assert problem.row_bytes == pytest.approx((peaks[1] - peaks[0]) / (4 * n), rel=0.1)
+
+
+def test_live_bytes_by_hand() -> None:
+    with LiveBytes() as live:
+        a = torch.zeros(256)  # 1 kB
+        assert (live.now, live.peak) == (1024, 1024)
+        b = a.view(16, 16) + 1  # a view takes nothing, the sum another 1 kB
+        assert (live.now, live.peak) == (2048, 2048)
+        b += 1  # in place
+        assert live.now == 2048
+        del b
+        assert (live.now, live.peak) == (1024, 2048)
+        c = a.double()
+        assert (live.now, live.peak) == (3072, 3072)
+        del a, c
+    assert (live.now, live.peak) == (0, 3072)

@@ -1,8 +1,10 @@
-"""What a node is pinned to: one app, file by file, and the name of its model's code."""
+"""What a node is pinned to: one app, file by file, and the names of its model's and its method's code."""
 
 from __future__ import annotations
 
 import io
+import json
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from fedveca.algorithms import registry
 from fedveca.cli import main
 from fedveca.deploy.exchange import NodeOrder, NodeRequest, decode_answer, encode
 from fedveca.deploy.node_process import work
@@ -118,14 +121,45 @@ def test_pin_from_the_command_line(app: Path, tmp_path: Path, capsys: pytest.Cap
         assert said in error
 
 
+def ask_pinned(node: Path, **settings: str) -> str:
+    """The error of a node that is asked who it is, empty where it answers."""
+    order: NodeOrder = {"classes": 10, "pixels": "as-is"}
+    request: NodeRequest = {"settings": {"model": "svm", "clients": 2, **settings}, "client": 0, "order": order}
+    answer, _ = decode_answer(work(encode(request, {"w": np.zeros(64, np.float32)}), node))
+    return answer.get("error", "")
+
+
 @pytest.mark.parametrize(("named", "allowed"), [("svm", True), ("mlp", True), ("antigravity:geohash", False)])
 def test_a_models_code_is_run_only_if_it_is_pinned(app: Path, tmp_path: Path, named: str, allowed: bool) -> None:
     node = tmp_path / "node"
     node.mkdir()
     pin(app, [node])
-    order: NodeOrder = {"classes": 10, "pixels": "as-is"}
-    request: NodeRequest = {"settings": {"model": named, "clients": 2}, "client": 0, "order": order}
-    answer, _ = decode_answer(work(encode(request, {"w": np.zeros(64, np.float32)}), node))
-    assert ("error" not in answer) == allowed, answer
-    if not allowed:
-        assert answer["error"] == "the server named model=antigravity:geohash; this node is pinned to svm"
+    said = "the server named model=antigravity:geohash; this node is pinned to svm"
+    assert ask_pinned(node, model=named) == ("" if allowed else said)
+
+
+MINE = (
+    "from dataclasses import dataclass\nfrom fedveca import FedAvg\n@dataclass(frozen=True)\nclass Mine(FedAvg): ...\n"
+)
+
+
+def test_a_methods_code_is_run_only_if_it_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pinned_method", "other_method"):
+        (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    nodes = [tmp_path / name for name in ("node", "old")]
+    for node in nodes:
+        node.mkdir()
+    write_app(tmp_path / "app", Experiment(model="svm", method="pinned_method:Mine", clients=2))
+    pin(tmp_path / "app", nodes)
+    assert ask_pinned(nodes[0], method="fedavg") == ask_pinned(nodes[0], method="pinned_method:Mine") == ""
+    said = "the server named method=other_method:Mine; this node is pinned to pinned_method:Mine"
+    assert ask_pinned(nodes[0], method="other_method:Mine") == said
+    assert "other_method" not in sys.modules
+    content = json.loads((nodes[1] / "pinned.json").read_text())
+    del content["method"]  # as version 0.1 wrote it
+    (nodes[1] / "pinned.json").write_text(json.dumps(content))
+    assert ask_pinned(nodes[1], method="fedavg") == ""
+    assert ask_pinned(nodes[1], method="other_method:Mine").endswith("this node is pinned to no method's code")
+    registry._loaded.pop("pinned_method:Mine")
+    sys.modules.pop("pinned_method")

@@ -75,7 +75,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
     fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
-    fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25}
+    fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25, "method_options": "q=2,personal=fc1 fc2"}
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":

@@ -14,9 +14,12 @@ from recorded import require_number
 from round_observers import EachStart
 from safetensors.torch import load_file
 from same_runs import same
+from torch import Tensor
 
+from fedveca.algorithms.contract import Order, Report
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cohorts import random as draws
+from fedveca.cohorts.contract import Cohort
 from fedveca.runs.build import build
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.evaluate import Evaluator, GrowthCheck
@@ -499,3 +502,26 @@ def test_seconds_add_up_over_the_parts_of_a_run(tmp_path: Path) -> None:
     rounds = [json.loads(line) | {"seconds": 50.0} for line in lines.read_text().splitlines()]
     lines.write_text("".join(json.dumps(record) + "\n" for record in rounds))
     assert 150 < resume(tmp_path / "run", rounds=4, device="cpu").summary["seconds"] < 1000
+
+
+def test_recorded_steps_are_those_that_were_taken() -> None:
+    """A cohort that cuts a client short: the record, the total and the method see its own number."""
+
+    class Cut:
+        def __init__(self, cohort: Cohort) -> None:
+            self.cohort, self.sizes, self.memory = cohort, cohort.sizes, cohort.memory
+            self.evaluate = cohort.evaluate
+
+        def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
+            return self.cohort(k, order, ids, tau.clamp(max=11))
+
+    e = Experiment(model="svm", method="fednova", rounds=2, batch=8, tau_0=20)
+    parts, short = build(e), build(replace(e, tau_0=11))
+    cut: Cohort = Cut(parts.cohort)
+    done = run(e, data=parts.data, cohort=cut, device="cpu")
+    assert [record["tau"] for record in done.rounds] == [[11] * 5] * 2
+    assert [record["tau_k"] for record in done.rounds] == [11.0] * 2
+    assert done.summary["tau_all"] == 2 * 5 * 11
+    *_, (state, _) = federate(short.algorithm, short.cohort, short.state, 2)
+    *_, (cut_state, _) = federate(parts.algorithm, cut, parts.state, 2)
+    assert torch.equal(cut_state.w, state.w)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from fedveca import Experiment, from_arrays, run
-from fedveca.algorithms.contract import Fault
+from fedveca import Experiment, FedAvg, from_arrays, run
+from fedveca.algorithms.contract import AskLoss, Fault, ServerState
 from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
-from fedveca.runs.schema import LARGEST_NUMBER, SCHEMA, Quantity, Round
+from fedveca.runs.schema import FAMILIES, LARGEST_NUMBER, SCHEMA, Quantity, Round
 from fedveca.tasks.metric_settings import TABLES
 from fedveca.tasks.metrics import METRICS
 
@@ -24,6 +26,14 @@ from fedveca.tasks.metrics import METRICS
 def model_for(method: str) -> str:
     """The quickest model that a method takes: one with a loss of its own does not take the closed form."""
     return "logistic" if methods()[method].algorithm.has_loss else "svm"
+
+
+@dataclass(frozen=True)
+class HighestLoss(FedAvg):
+    chooses: ClassVar[bool] = True
+
+    def choose(self, state: ServerState, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return ask(torch.arange(len(p))).topk(m).indices
 
 
 SMALL = Experiment(model="svm", rounds=3, batch=8, lr=0.05, tau_0=3)
@@ -35,10 +45,12 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "privacy": (replace(SMALL, partition="iid", dp_noise=1.0), {}),
     "faults": (replace(SMALL, faults="drop:0.5,nan:0.2", rounds=6), {}),
     "growth": (replace(SMALL, method="fedavg", lr=1.0, rounds=4), {}),
+    "choice": (replace(SMALL, participation=0.4), {"method": HighestLoss(0.05)}),
     "schedule": (replace(SMALL, lr_schedule="cosine"), {}),
     "classes": (replace(SMALL, model="mlp", metric="f1,balanced_accuracy,precision,recall,top5,confusion"), {}),
     "two classes": (replace(SMALL, model="svm", metric="auc,perplexity"), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
+    "clients": (replace(SMALL, test_by="both", val=0.1, finetune_steps=2), {}),
 }
 
 
@@ -54,11 +66,13 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
+    if quantity.name == "candidate_loss":
+        assert len(value) == len(record["candidates"])
     if quantity.kind == "table":
         assert len({len(value), *(len(row) for row in value)}) == 1
         value = [v for row in value for v in row]
-    if quantity.kind == "per client":
-        assert len(value) == len(record["ids"])
+    if quantity.kind.startswith("per "):
+        assert len(value) == len(record["ids" if quantity.kind == "per client" else "tested"])
     return all(type(v) in wanted for v in value)
 
 
@@ -71,12 +85,16 @@ def test_every_recorded_name_is_a_quantity_of_its_kind(recorded: dict[str, list[
     seen: set[str] = set()
     for name, rounds in recorded.items():
         for k, record in enumerate(rounds):
-            assert record.keys() <= SCHEMA.keys(), name
             assert schema.validate_round(record, k)
             for key, value in record.items():
-                assert fits(SCHEMA[key], value, record), (name, key, value)
+                quantity = schema.find_quantity(key)
+                assert quantity, (name, key)
+                assert fits(quantity, value, record), (name, key, value)
             seen |= record.keys()
-    assert seen == SCHEMA.keys()  # and nothing is declared that no run records
+    assert seen - SCHEMA.keys() == {
+        f"{family.prefix}{metric}{family.suffix}" for family in FAMILIES for metric in ("loss", "accuracy")
+    }
+    assert seen >= SCHEMA.keys()  # and nothing is declared that no run records
 
 
 def test_the_types_of_a_round_name_the_same_quantities() -> None:
@@ -86,6 +104,36 @@ def test_the_types_of_a_round_name_the_same_quantities() -> None:
 def test_the_page_of_metrics_names_every_quantity() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in SCHEMA if f"`{name}`" not in page] == []
+    assert [f.prefix + "M" + f.suffix for f in FAMILIES if f"`{f.prefix}M{f.suffix}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "better", "unit"),
+    [
+        ("val_accuracy", "Validation accuracy", "higher", "share"),
+        ("client_test_loss", "Loss of each client", "lower", ""),
+        ("client_tuned_f1", "F1 of each client after local steps", "higher", "share"),
+        ("clients_accuracy", "Mean accuracy over clients", "higher", "share"),
+        ("clients_accuracy_rows", "Mean accuracy by rows", "higher", "share"),
+        ("clients_loss_sd", "Spread of the loss over clients", None, ""),
+        ("tuned_loss_worst", "Worst tenth of the clients: loss after local steps", "lower", ""),
+        ("clients_near_half_best", "Best tenth of the clients: near half", "lower", ""),
+    ],
+)
+def test_a_quantity_of_a_family_has_the_unit_and_the_direction_of_its_metric(
+    name: str, label: str, better: schema.Direction | None, unit: str
+) -> None:
+    found = schema.describe_quantity(name, {"test_near_half": "lower"})
+    assert (found.label, found.better, found.unit) == (label, better, unit)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("client_test_loss", 0.5), ("client_test_loss", ["x"]), ("clients_accuracy", [0.5]), ("tested", [0.5])],
+)
+def test_a_value_of_a_family_that_no_run_writes_is_rejected(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"invalid value for {name}"):
+        schema.validate_round({"round": 0, name: value}, 0)
 
 
 # numbers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, FedAvg, FedNova, FedProx, FedVeca, Named, Order, Report, Scaffold
-from fedveca.algorithms.contract import ServerState
+from fedveca.algorithms.contract import AskLoss, ServerState
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.algorithms.scaffold import ScaffoldState
 from fedveca.runs.build import make_method
@@ -203,6 +203,59 @@ class Unchecked(FedAvg):
         pass
 
 
+class BeginsShort(FedAvg):
+    def begin(self, order: Order, memory: Named) -> Tensor:
+        return order.w[..., :-1]
+
+
+class SpoilsTheOrder(FedAvg):
+    def begin(self, order: Order, memory: Named) -> Tensor:
+        return order.w.add_(1.0)
+
+
+class MixesBegins(FedAvg):
+    def memory(self, w: Tensor) -> Named:
+        return {"mine": w}
+
+    def begin(self, order: Order, memory: Named) -> Tensor:
+        mine = memory["mine"]
+        return order.w.expand_as(mine) + (0.1 * torch.arange(len(mine))[:, None] if mine.dim() > 1 else 0.0)
+
+    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        return {"G": (order.w - w) / self.lr}, {}, {"mine": w}
+
+
+class KeepsAMatrix(FedAvg):
+    def memory(self, w: Tensor) -> Named:
+        return {"mine": w[None]}
+
+
+class SendsNothing(FedAvg):
+    def finish(self, order: Order, s: Any, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
+        return {"G": w[..., :0]}, {}, {}
+
+
+class SpoilsTheLoss(FedAvg):
+    needs_loss = True
+
+    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor) -> Any:  # type: ignore[override]
+        return loss.mul_(2.0)
+
+
+class ChoosesTwice(FedAvg):
+    chooses = True
+
+    def choose(self, state: ServerState, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return torch.zeros(m, dtype=torch.int64)
+
+
+class ChoosesByChance(FedAvg):
+    chooses = True
+
+    def choose(self, state: ServerState, p: Tensor, u: Tensor, m: int, ask: AskLoss) -> Tensor:
+        return torch.randperm(len(p))[:m]
+
+
 WRONG = [
     (StepsInPlace(0.1), "mutates its input: step"),
     (ScalesTheReport(0.1), "mutates its input: update"),
@@ -234,6 +287,14 @@ WRONG = [
     (Unchecked(-0.1), "has lr=-0.1"),
     (Half(), "is not a subclass of fedveca.algorithms.Algorithm"),
     (FedAvg, "is a class"),
+    (BeginsShort(0.1), r"begin gives \[4\] for one client; it is a model"),
+    (SpoilsTheOrder(0.1), "mutates its input: begin changes a tensor"),
+    (MixesBegins(0.1), "mixes clients"),
+    (KeepsAMatrix(0.1), r"memory gives mine of shape \[1, 5\]; it is a vector of any length"),
+    (SendsNothing(0.1), r"finish gives the vector G of shape \[0\], not \[P\] or shorter"),
+    (SpoilsTheLoss(0.1), "mutates its input: start changes a tensor"),
+    (ChoosesTwice(0.1), r"choose gives \[0, 0\]; it gives 2 different clients of 0 to 5, int64"),
+    (ChoosesByChance(0.1), "is not deterministic: choose gives another result"),
 ]
 
 

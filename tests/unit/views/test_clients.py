@@ -170,8 +170,7 @@ def test_the_first_metric_is_the_main_one(tmp_path: Path) -> None:
         values |= {f"clients_f1{end}": 0.5 for end in ("", "_rows", "_sd", "_worst", "_best")}
 
     run = edited(write_client_run(tmp_path / "a", **FEW), change)
-    run.directions.update(test_f1="higher")
-    assert list_metrics([run]) == ["test_loss", "test_accuracy", "test_f1", "val_f1", "val_loss", "train_loss"]
+    assert list_metrics([run]) == ["test_loss", "test_f1", "test_accuracy", "val_loss", "val_f1", "train_loss"]
     assert list_client_metrics([run]) == ["test_f1", "test_accuracy", "test_loss"]
     assert compare_curves(group_curves([run])).names == ["test_f1", "test_accuracy", "test_loss"]
 
@@ -186,7 +185,7 @@ def test_the_table_has_mean_spread_and_both_ends_of_every_method(runs: Path) -> 
     columns = ["mean", "by rows", "sd", "worst 10 %", "best 10 %"]
     assert [(part.heading, part.columns) for part in first.content.parts] == [
         ("global model, kept", columns),
-        ("minus the best, [95 %]", ["worst 10 %"]),
+        ("minus the best, [95\N{NO-BREAK SPACE}%]", ["worst 10 %"]),
         ("after local steps, kept", columns),
     ]
     rows = {label: cells for label, _, cells in first.content.rows}
@@ -384,3 +383,38 @@ def test_answers_stay_short_with_many_clients(tmp_path: Path) -> None:
     assert details.json()["summary"]["kept"]["clients_accuracy_worst"] > 0
     assert not any(name.startswith(("client_", "tested")) for name in log.json()["lines"][0])
     assert len(ask(tmp_path, "/api/clients?run=a&name=client_test_accuracy&width=30").content) < 3000
+
+
+# folders of someone else's
+
+ODD: list[dict[str, Any]] = [
+    {"tested": [0, 0, 0]},
+    {"tested": [-1, 10**18, 5]},
+    {"tested": []},
+    {"tested": [0, 1]},
+    {"client_test_accuracy": [None] * 3},
+    {"client_test_accuracy": [1e149, -1e149, 0]},
+    {"clients_accuracy": None},
+    {"clients_accuracy_worst": None, "clients_accuracy_best": None},
+    {f"clients_m{i}{end}": 1 for i in range(300) for end in ("", "_rows")},
+    {"clients_<b>": 1, "clients_<b>_rows": 1, "client_test_<b>": [1, 2, 3]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=[f"{next(iter(odd))}-{i}" for i, odd in enumerate(ODD)])
+def test_odd_values_of_clients_break_no_view(odd: dict[str, Any], tmp_path: Path) -> None:
+    run = edited(write_client_run(tmp_path / "a", clients=3, rounds=3), lambda values: values.update(odd))
+    write_report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "clients_<b>" not in text
+    assert len(re.findall("<summary>Test m", text)) <= 12
+    draw_figure("clients", [run], tmp_path / "clients.svg")
+    show_run(make_console(80), run, RunIndex(tmp_path).list_runs()[0])
+    run._repr_html_()
+    for path in (
+        "clients?run=a&name=client_test_accuracy",
+        "heat?run=a&name=client_test_accuracy",
+        "curves?run=a",
+        "runs",
+    ):
+        assert ask(tmp_path, f"/api/{path}").status_code == 200

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report, start_client
+from fedveca.algorithms.layout import NO_LAYOUT, Layout
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
-from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.client_memory import NodeLedger, split_statistics
 from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
 from fedveca.cohorts.flower.messages import (
@@ -59,6 +60,7 @@ class NodeTask(NamedTuple):
     note: Mapping[str, Value]  # what every node must know besides the order: classes, pixels
     statistics: int = 0  # numbers of the model's running statistics S
     scores: Mapping[str, tuple[float, float]] = {}  # what an evaluation gives, by name, and its range
+    layout: Layout = NO_LAYOUT  # of the model
 
 
 class NodeRows(NamedTuple):
@@ -75,6 +77,26 @@ class PendingOrder(NamedTuple):
     message: str  # its id
     round: int
     until: float  # when Flower drops it
+
+
+class AnswerForm(NamedTuple):
+    """What a client sends that has taken its steps."""
+
+    numbers: set[str]
+    vectors: dict[str, int]  # the length of each
+
+    @staticmethod
+    def find(algorithm: Algorithm, order: Order, want_loss: bool, want_loss_after: bool, statistics: int) -> AnswerForm:
+        """As a client that takes no step finds it."""
+        aux, _ = split_statistics(order.aux)
+        order = Order(order.w.cpu(), {name: v.cpu() for name, v in aux.items()})
+        memory = {name: v[None] for name, v in algorithm.memory(order.w).items()}
+        w = algorithm.begin(order, memory).expand(1, -1)
+        s = start_client(algorithm, order, memory, torch.zeros_like(w), torch.ones(1, 1))
+        vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
+        losses = {"loss"} if want_loss or algorithm.needs_loss or algorithm.needs_gradient else set()
+        lengths = {name: v.shape[-1] for name, v in vectors.items()} | ({STATISTICS: statistics} if statistics else {})
+        return AnswerForm({*numbers} | losses | ({"after"} if want_loss_after else set()), lengths)
 
 
 class FlowerCohort:
@@ -117,12 +139,14 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.algorithm, self.wire, self.timeout = grid, algorithm, wire, timeout
+        self.grid, self.wire, self.timeout = grid, wire, timeout
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
+        self._want_loss, self._want_loss_after = want_loss, want_loss_after
+        self._form: AnswerForm | None = None  # of a full answer, known with the first order
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
         self._known: dict[int, NodeRows] = {}  # by client
@@ -139,7 +163,7 @@ class FlowerCohort:
             self._wait_for_clients(clients)
             self.task = task(agree_on_form(self._forms)[0])
             self._node, self._seen, self._known, self._forms = {}, {}, {}, None  # asked again, with the task
-        self._names = _find_names(algorithm, want_loss, want_loss_after, self.task.statistics > 0)
+        self.algorithm = algorithm.with_layout(self.task.layout)
         self._wait_for_clients(clients)
         self._joined = True
         known = [self._known[i] for i in range(clients)]
@@ -204,6 +228,9 @@ class FlowerCohort:
         return [known.get(name, math.nan) for name in self.task.scores]  # the rows may not define a metric
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
+        if self._form is None:
+            wanted = self._want_loss, self._want_loss_after, self.task.statistics
+            self._form = AnswerForm.find(self.algorithm, order, *wanted)
         asked = {i: {"tau": steps} for i, steps in tau.items()}
         sent, deadline = self._send(k, order, ids, asked), time.monotonic() + self.timeout
         aggregator, self._diverged = self.aggregate(), set()
@@ -216,7 +243,7 @@ class FlowerCohort:
             if i not in sent:
                 continue
             try:
-                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], len(order.w), deadline)
+                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
@@ -265,14 +292,14 @@ class FlowerCohort:
         return pending
 
     def _wait_for_answer(
-        self, i: int, sent: PendingOrder, tau: int, size: int, deadline: float
+        self, i: int, sent: PendingOrder, tau: int, form: AnswerForm, deadline: float
     ) -> tuple[dict[str, float], Named]:
         """Numbers and vectors of one client, checked."""
         settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
-        wanted, vectors = (set(), set()) if diverged else self._names if tau else ({"loss"}, set())
-        if set(numbers) != wanted or set(arrays) != vectors:
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *vectors])}")
+        wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
+        if set(numbers) != wanted or set(arrays) != set(lengths):
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *lengths])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
         positive = {
@@ -280,9 +307,7 @@ class FlowerCohort:
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
         return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
-            name: torch.from_numpy(
-                check_vector(array, self.task.statistics if name == STATISTICS else size, self.wire, name)
-            )
+            name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
             for name, array in arrays.items()
         }
 
@@ -385,16 +410,3 @@ class FlowerCohort:
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append(Fault(client=client, what=what))
-
-
-def _find_names(
-    algorithm: Algorithm, want_loss: bool, want_loss_after: bool, statistics: bool
-) -> tuple[set[str], set[str]]:
-    """The numbers and vectors of a full answer, found by a client of one parameter."""
-    w = torch.zeros(1, 1)
-    order = algorithm.order(algorithm.init(w[0], torch.ones(1, dtype=torch.int64)))
-    s = algorithm.start(order, {name: v[None] for name, v in algorithm.memory(w[0]).items()}, w)
-    vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
-    more = {"loss"} if want_loss or algorithm.needs_gradient else set()
-    both = {*vectors} | ({STATISTICS} if statistics else set())
-    return {*numbers} | more | ({"after"} if want_loss_after else set()), both

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
 from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
@@ -239,8 +239,8 @@ class LocalCohort:
         running = self._start_statistics(shared, mine, len(w))
         if int(chunk.tau[0]) == 0:
             return w, running
-        _, g0 = self._probe(w, running, chunk, False, algorithm.needs_gradient)
-        w, _, running = self._step_together(k, algorithm, order, former, g0, w, running, chunk)
+        loss, g0 = self._probe(w, running, chunk, algorithm.needs_loss, algorithm.needs_gradient)
+        w, _, running = self._step_together(k, algorithm, order, former, loss, g0, w, running, chunk)
         return w, running
 
     def _width(self, n: int) -> int:
@@ -277,16 +277,17 @@ class LocalCohort:
         order = order._replace(aux=aux)  # a method sees what is its own
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)  # [n, P]
         running = self._start_statistics(shared, mine, len(w))
-        loss, g0 = self._probe(w, running, chunk, self.want_loss, algorithm.needs_gradient and most > 0)
+        want_loss = self.want_loss or algorithm.needs_loss or most == 0
+        loss, g0 = self._probe(w, running, chunk, want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
-        w, s, running = self._step_together(k, algorithm, order, former, g0, w, running, chunk)
+        w, s, running = self._step_together(k, algorithm, order, former, loss, g0, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, chunk.table[3][:, None].to(w.dtype))
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})
         each = {name: v[:, 0] for name, v in each.items()}
-        if self.want_loss or algorithm.needs_gradient:
+        if want_loss or algorithm.needs_gradient:
             each["loss"] = loss
         if self.want_loss_after:
             each["after"] = self._probe(w, running, chunk, True, False)[0]
@@ -302,6 +303,7 @@ class LocalCohort:
         algorithm: Algorithm,
         order: Order,
         former: Named,
+        loss: Tensor,
         g0: Tensor,
         w: Tensor,
         running: Tensor | None,
@@ -309,7 +311,7 @@ class LocalCohort:
     ) -> tuple[Tensor, object, Tensor | None]:
         """w [n, P], the carry and the statistics [n, S] after the steps of a chunk, each client's with its memory."""
         ids, start, size, _ = chunk.table
-        s, counts = algorithm.start(order, former, g0), self.label_counts(chunk.ids)
+        s, counts = start_client(algorithm, order, former, g0, loss[:, None]), self.label_counts(chunk.ids)
         if self._lanes:
             most = int(chunk.tau[0])
             index = self.sample(self.seed, k, ids, size, most, self.batch) + start[:, None, None]  # [n, tau, B]

@@ -240,7 +240,7 @@ def _make_table(comparison: Comparison, name: str, stages: Sequence[Stage]) -> R
             of = name_statistic(name, statistic, stage)
             columns.append((c.which, of, find_winner(c, c.which, of)))
         if stage == "clients" and best is not None:
-            parts.append(TablePart("minus the best, [95 %]", [STATISTIC_LABELS["_worst"]]))
+            parts.append(TablePart("minus the best, [95\N{NO-BREAK SPACE}%]", [STATISTIC_LABELS["_worst"]]))
             columns.append((c.which, "", None))
     rows = []
     for i, row in enumerate(c.rows):

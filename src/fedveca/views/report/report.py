@@ -293,7 +293,9 @@ def _make_partition_figure(part: Partition) -> Figure:
         f"client {i} has {size} rows" + (f" of {sum(n > 0 for n in row)} labels" if len(row) > 1 else "")
         for i, size, row in list(zip(part["clients"], part["sizes"], part["labels"], strict=True))[:20]
     )
-    about = f"Rows of each label (area of a disc) and of each client (bar).{some}"
+    held = any(part.get("val", [])) or any(part.get("test", []))
+    lighter = " Discs are training rows; the lighter ends of a bar are rows held back for validation and tests."
+    about = f"Rows of each label (area of a disc) and of each client (bar).{lighter if held else ''}{some}"
     return Figure("The partition", about, f"Partition: {'; '.join(clients)}.")
 
 

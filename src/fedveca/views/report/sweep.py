@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict
 
 from fedveca.runs.schema import describe_quantity, format_value
-from fedveca.runs.search import SettingValue
+from fedveca.runs.search import TriedValue
 from fedveca.runs.sweep import SweepContent, TrialEntry, TuningEntry, choose_trial
 from fedveca.views.comparison import name_quantity
 from fedveca.views.series import find_look
@@ -24,8 +24,8 @@ class SweepFigure(TypedDict):
     alternative: str
     x_title: str
     y_title: str
-    x: list[SettingValue]  # of a map the columns, else of each point
-    y: list[SettingValue]
+    x: list[TriedValue]  # of a map the columns, else of each point
+    y: list[TriedValue]
     z: list[list[float | None]]  # of a map by row and column, else one row by point
     texts: list[list[str]]
     best: list[tuple[int, int]]  # row and column of what was chosen
@@ -95,7 +95,7 @@ def _map_methods(content: SweepContent, entries: Sequence[TuningEntry], key: str
     values = list(dict.fromkeys(trial["settings"][key] for entry in entries for trial in entry["trials"]))
     by_value = [{trial["settings"][key]: trial for trial in entry["trials"]} for entry in entries]
     cells = [[mine.get(value) for value in values] for mine in by_value]
-    names: list[SettingValue] = [find_look(entry["method"])[0] for entry in entries]
+    names: list[TriedValue] = [find_look(entry["method"])[0] for entry in entries]
     return _draw_map(content, entries, cells, f"{name_all(names)} by {key}", (key, "method"), values, names)
 
 
@@ -121,8 +121,8 @@ def _draw_map(
     cells: list[list[TrialEntry | None]],
     title: str,
     axes: tuple[str, str],
-    x: list[SettingValue],
-    y: list[SettingValue],
+    x: list[TriedValue],
+    y: list[TriedValue],
 ) -> SweepFigure:
     scale = _find_scale(content)
     best = [
@@ -160,7 +160,7 @@ def _make_points(content: SweepContent, entry: TuningEntry, keys: Sequence[str])
     title = f"{label} by {keys[0]}" + ("" if alone else f" and {keys[1]}")
     best = [(0, i) for i, trial in enumerate(trials) if trial["settings"] == entry["chosen"]]
     found = f"{format_settings(entry['chosen'])}" if entry["chosen"] else "nothing yet"
-    other: list[SettingValue] = [*values] if alone else [trial["settings"][keys[1]] for trial in trials]
+    other: list[TriedValue] = [*values] if alone else [trial["settings"][keys[1]] for trial in trials]
     first = [trial["settings"][keys[0]] for trial in trials]
     return {
         "kind": "points",
@@ -208,7 +208,7 @@ def _is_log(content: SweepContent, key: str) -> bool:
         return False
 
 
-def name_all(names: Sequence[SettingValue]) -> str:
+def name_all(names: Sequence[TriedValue]) -> str:
     """A, B and C."""
     words = list(map(str, names))
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -235,11 +235,12 @@ const charts = (() => {
   function partition(div, part) {
     const ids = part.clients.map(String), labels = part.labels[0].length;
     const fill = colour("#0072B2"), height = Math.max(220, Math.min(900, 80 + (ids.length > 30 ? 12 : 30) * ids.length));
-    const bars = {
-      type: "bar", orientation: "h", y: ids, x: part.sizes, marker: { color: colour("#009E73") }, xaxis: labels > 1 ? "x2" : "x",
-      hovertemplate: "client %{y}: %{x} rows<extra></extra>",
-    };
-    const traces = [bars], cut = narrow() ? 0.68 : 0.76;
+    const bars = (x, what, opacity) => ({
+      type: "bar", orientation: "h", y: ids, x, marker: { color: colour("#009E73"), opacity }, xaxis: labels > 1 ? "x2" : "x",
+      hovertemplate: `client %{y}: %{x} ${what}<extra></extra>`,
+    });
+    const held = [["val", "rows held back for validation", 0.55], ["test", "rows held back for tests", 0.3]].filter(([name]) => part[name]?.some((n) => n > 0));
+    const traces = [bars(part.sizes, held.length ? "training rows" : "rows", 1), ...held.map(([name, what, opacity]) => bars(part[name], what, opacity))], cut = narrow() ? 0.68 : 0.76;
     if (labels > 1) {
       const most = Math.max(1, ...extent(part.labels.flat()).filter(Number.isFinite));
       const side = Math.min((height - 70) / ids.length, ((div.clientWidth || 800) * cut * 0.85) / labels);
@@ -251,7 +252,7 @@ const charts = (() => {
       });
     }
     return draw(div, traces, {
-      height, hovermode: "closest", margin: { l: 52 }, bargap: 0.35,
+      height, hovermode: "closest", margin: { l: 52 }, bargap: 0.35, barmode: "stack",
       xaxis: labels > 1 ? { title: { text: "label" }, domain: [0, cut], range: [-0.6, labels - 0.4], dtick: labels > 12 ? undefined : 1 } : { title: { text: "rows" } },
       ...(labels > 1 ? { xaxis2: { title: { text: "rows" }, domain: [cut + 0.03, 1], nticks: 4 } } : {}),
       yaxis: { title: { text: "client" }, type: "category", autorange: "reversed", categoryarray: ids, dtick: ids.length > 30 ? Math.ceil(ids.length / 15) : 1 },

@@ -84,7 +84,7 @@ const clientCharts = (() => {
     });
     const side = Math.min(div.clientWidth || 600, 620);
     const annotations = few ? share.flatMap((row, i) => row.map((v, j) => ({
-      x: labels[j], y: labels[i], text: v === null ? "" : String(Math.round(v)), showarrow: false,
+      x: labels[j], y: labels[i], text: v === null || v < 0.5 ? "" : String(Math.round(v)), showarrow: false,
       font: { size: narrow() ? 9 : 11, color: v > 55 ? (t.dark ? "#10222e" : "#ffffff") : t.ink },
     }))) : [];
     return draw(div, [{
