@@ -65,10 +65,10 @@ def add(command: Command) -> None:
 def _sweep(args: argparse.Namespace) -> int:
     from fedveca.runs.catalog import known_methods
     from fedveca.runs.experiment import reject_custom
-    from fedveca.runs.search import check_space, parse_space, split_words
+    from fedveca.runs.search import check_space, parse_space, split_sweep
 
     preset = args.words[:1] if args.words and "=" not in args.words[0] else []
-    fixed, swept = split_words(args.words[len(preset) :])
+    fixed, swept = split_sweep(args.words[len(preset) :])
     name, experiment = parse_experiment([*preset, *fixed])
     if not swept:
         raise UserError("a sweep needs a setting with several values, such as lr=0.01,0.1 or lr=0.001..0.1")

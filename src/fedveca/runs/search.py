@@ -57,7 +57,7 @@ Space = Mapping[str, ValueSet]  # what is tried, by setting
 TrialSettings = dict[str, TriedValue]
 
 
-def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+def split_sweep(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """The words of a command: those with one value, and the texts of those that are swept, by key."""
     fixed, swept = [], {}
     for word in words:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack, cast
 from fedveca.algorithms.registry import concerns, is_adaptive, load_method, paper_methods
 from fedveca.errors import UserError, show_value
 from fedveca.runs.build import check_epochs, check_participation
-from fedveca.runs.compare import find_budget, run_chains
+from fedveca.runs.compare import find_budget, run_chains, set_method
 from fedveca.runs.experiment import FIELDS, Experiment, name_folder
 from fedveca.runs.files import read_object, write_atomic
 from fedveca.runs.folder import Run, require_free

@@ -20,7 +20,7 @@ from fedveca.errors import UserError
 from fedveca.runs import search
 from fedveca.runs.compare import find_budget
 from fedveca.runs.run import run as run_alone
-from fedveca.runs.search import GridSearch, ValueRange, check_space, parse_space, split_words
+from fedveca.runs.search import GridSearch, ValueRange, check_space, parse_space, split_sweep
 from fedveca.runs.sweep import Sweep, TrialEntry, choose_trial, list_edges, read_sweep
 from fedveca.tasks.datasets.dataset import load
 
@@ -48,14 +48,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def test_words_with_several_values_are_swept() -> None:
-    fixed, swept = split_words(["lr=0.1,0.2", "rounds=5", "tau_0=2..9", "optimizer=sgd,adam", "augment=crop,flip"])
+    fixed, swept = split_sweep(["lr=0.1,0.2", "rounds=5", "tau_0=2..9", "optimizer=sgd,adam", "augment=crop,flip"])
     assert fixed == ["rounds=5", "augment=crop,flip"]
     assert parse_space(swept) == {
         "lr": (0.1, 0.2),
         "tau_0": ValueRange(2, 9, whole=True),
         "optimizer": ("sgd", "adam"),
     }
-    assert split_words(["epochs=2..5"]) == (["epochs=2..5"], {})
+    assert split_sweep(["epochs=2..5"]) == (["epochs=2..5"], {})
 
 
 @pytest.mark.parametrize(
