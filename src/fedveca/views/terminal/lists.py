@@ -195,6 +195,8 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "init": "torch",
     "test_share": "0.3 test_by=client",
     "val": "0.1",
+    "target": "0.9",
+    "patience": "10 val=0.1",
     "finetune_steps": "5 test_by=client",
     "momentum": "0.9",
     "nesterov": "on momentum=0.9",
