@@ -134,7 +134,9 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "per tested client", "flag", "clients", "faults", "text", "table"] = "number"
+    kind: Literal[
+        "number", "per client", "per tested client", "per candidate", "flag", "clients", "faults", "text", "table"
+    ] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -152,7 +154,7 @@ SCHEMA = {
         Quantity(
             "candidates", "Clients asked for their loss", "clients", formula="by a method that chooses", whole=True
         ),
-        Quantity("candidate_loss", "Loss of the clients asked", "clients", formula="F_i(w_k)", at="start"),
+        Quantity("candidate_loss", "Loss of the clients asked", "per candidate", formula="F_i(w_k)", at="start"),
         Quantity("faults", "Faults", "faults"),
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("tau", "Local steps", "per client", symbol="τ", formula="τ_(k,i)", whole=True),
@@ -365,7 +367,7 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
     good = is_count if quantity.whole else _is_number_or_null
     if quantity.kind == "table":
         return isinstance(value, list) and all(isinstance(row, list) and all(map(good, row)) for row in value)
-    if quantity.kind in ("per client", "per tested client", "clients"):
+    if quantity.kind in ("per client", "per tested client", "per candidate", "clients"):
         return isinstance(value, list) and all(map(good, value))
     return good(value)
 
