@@ -242,7 +242,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "seed": e.seed,
         "probe": count_probe_rows(e),
         "sampling": e.sampling,
-        "want_loss": e.keep != "last",
+        "want_loss": e.keep != "last" or (e.patience > 0 and not e.val),
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
         "local_statistics": e.norm_stats == "local",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard, get_args
 
 from fedveca.errors import UserError, printable
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Direction = Literal["higher", "lower"]
+EndReason = Literal["target", "patience", "stop"]  # what ended a run before its last round
+END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
 LARGEST_COUNT = 2**63 - 1
 
@@ -83,7 +85,8 @@ class Summary(TypedDict, total=False):
     kept: ModelResult
     epsilon: float
     warnings: list[str]
-    stopped: str
+    stopped: str  # why a run diverged
+    ended: EndReason
 
 
 class Partition(TypedDict):

@@ -161,6 +161,17 @@ def test_the_test_rows_of_a_metric_of_all_rows_are_passed_in_blocks() -> None:
     assert a["test_loss"] == pytest.approx(b["test_loss"], rel=1e-6)
 
 
+def test_a_metric_of_all_rows_takes_rows_that_are_read_lazily(tmp_path: Path) -> None:
+    x = X.astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    y, kept = x @ np.array([1.0, -2.0, 0.5, 0.0], np.float32), []
+    for source, lazy in ((x, False), (str(tmp_path / "x.npy"), True)):
+        data = from_arrays(source, y, lazy=lazy)
+        torch.manual_seed(0)
+        kept.append(run(SMALL, data=data, model=torch.nn.Linear(4, 1), metric=worst, device="cpu").summary["kept"])
+    assert kept[0] == kept[1]
+
+
 # every model is evaluated once
 
 
