@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.runs.presets import presets as presets
     from fedveca.runs.run import resume as resume
     from fedveca.runs.run import run as run
+    from fedveca.runs.sweep import sweep as sweep
     from fedveca.tasks.custom import from_arrays as from_arrays
     from fedveca.tasks.custom import from_hugging_face as from_hugging_face
     from fedveca.tasks.custom import from_partitioner as from_partitioner
@@ -76,6 +77,7 @@ _PUBLIC = {  # by module, which is loaded when one of its names is first used
     "runs.observers": "Observer",
     "runs.overrides": "CustomObjects",
     "runs.run": "resume run",
+    "runs.sweep": "sweep",
     "tasks.custom": "from_arrays from_hugging_face from_partitioner from_torch pad_sequences",
     "tasks.datasets.dataset": "Dataset",
     "tasks.losses": "WeightedCrossEntropy",

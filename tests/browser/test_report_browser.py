@@ -15,6 +15,7 @@ from recorded import require_number
 from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
+from fedveca.runs.sweep import sweep
 from fedveca.views.paths import find_runs
 from fedveca.views.report.report import write_report
 
@@ -329,3 +330,38 @@ def test_words_from_a_folder_stay_words(report: Path, tmp_path: Path, opened: Op
     assert page.evaluate("window.taken === undefined && !document.querySelector('img')")
     assert evil in page.locator("h1").inner_text()
     assert "test <b>bold</b>%{x}" in page.locator("thead").inner_text()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, of which one has a setting of its own."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    e = Experiment(model="svm", rounds=4, batch=16)
+    sweep(e, {"lr": (0.01, 0.1, 0.3), "alpha": (0.9, 0.95)}, 2, out, methods=("fedveca", "fedavg"), device="cpu")
+    write_report(find_runs([out])[0], out / "report.html")
+    return out / "report.html"
+
+
+def test_a_sweep_has_maps_of_what_was_tried(swept: Path, opened: Open) -> None:
+    page = opened(swept)
+    content = json.loads((swept.parent / "sweep.json").read_text("utf-8"))
+    assert page.locator("#t0 h2").inner_text().startswith("How the settings were chosen")
+    assert page.locator("#t0 tbody th[scope=row]").all_inner_texts() == ["FedVeca", "FedAvg"]
+    drawn = page.evaluate("[0, 1].map((i) => document.getElementById(`t0-map${i}`).data[0])")
+    for data, entry in zip(drawn, content["methods"], strict=True):
+        means = [100 * trial["mean"] for trial in entry["trials"]]
+        assert data["type"] == "heatmap"
+        cells = [v for column in zip(*data["z"], strict=True) for v in column]
+        assert cells == pytest.approx(means)
+        starred = [text for row in data["text"] for text in row if text.startswith("★")]
+        assert starred == [f"★ {100 * max(trial['mean'] for trial in entry['trials']):.1f}"]
+    assert page.locator("#t0 .heatmaplayer").count() == 2
+    assert page.locator("nav a", has_text="How the settings were chosen").count() == 1
+    assert page.locator("#s0 .sortable >> nth=0 >> tbody th[scope=row]").count() == 2  # runs that tuned are left out
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_section_of_a_sweep_is_accessible_and_fits_a_phone(swept: Path, opened: Open, scheme: str) -> None:
+    page = opened(swept, 390, has_touch=True, is_mobile=True, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert find_violations(page, ("minor", "moderate", "serious", "critical")) == []

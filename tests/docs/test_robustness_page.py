@@ -9,6 +9,7 @@ import pytest
 
 from fedveca.runs.statistics import mean_and_spread
 from studies.corrected.results import Row, find_lead
+from studies.personal import run as personal
 from studies.privacy import run as privacy
 from studies.public.run import read_table, summarise
 from studies.robustness import run as robustness
@@ -41,6 +42,13 @@ def test_privacy_page_shows_its_numbers() -> None:
     for row in content["rows"]:
         assert row["epsilon"] is None or f" {row['epsilon']:.3g} " in page or f" {row['epsilon']:.2f} " in page
         assert "accuracy" not in row or f" {100 * row['accuracy']:.0f} % |" in page
+
+
+def test_the_page_of_methods_shows_the_personalised_accuracy() -> None:
+    content = json.loads((RESULTS / "personal.json").read_text("utf-8"))
+    assert (content["settings"], content["parts"]) == (personal.COMMON, personal.PARTS)
+    assert {len(row["mean"]) for row in content["rows"]} == {content["seeds"]}
+    assert personal.make_table(content["rows"]) in (ROOT / "docs/howto/method.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["niid_dirichlet", "resnet"])

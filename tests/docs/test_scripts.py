@@ -43,7 +43,9 @@ def test_it_can_be_imported(script: str) -> None:
         importlib.import_module(script.removesuffix(".py").replace("/", "."))
 
 
-@pytest.mark.parametrize("package", ["benchmarks.speed", "studies.corrected", "studies.robustness", "studies.privacy"])
+@pytest.mark.parametrize(
+    "package", ["benchmarks.speed", "studies.corrected", "studies.robustness", "studies.privacy", "studies.personal"]
+)
 def test_it_says_how_it_is_used(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,18 +121,18 @@ def test_from_python(tmp_path: Path) -> None:
     e = Experiment(**SMALL)
     run(e, tmp_path / "whole", device="cpu")
     with pytest.raises(
-        Stopped, match=r"stopped after round 4 of 8, all saved; resume it with: fedveca run --resume \S+run$"
+        Stopped, match=r"stopped after round 3 of 8, all saved; resume it with: fedveca run --resume \S+run$"
     ):
         run(e, tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 3)])
     mark = tmp_path / "run" / STOP_MARK
-    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 4, "of": 8}.items()
+    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 3, "of": 8}.items()
     marked: list[bool] = []
     looking = EachRound(lambda record: marked.append(mark.exists()))
-    with pytest.raises(Stopped, match="after round 6 of 8"):
+    with pytest.raises(Stopped, match="after round 5 of 8"):
         resume(tmp_path / "run", device="cpu", observers=[pressed(TERM, 5), looking])
     assert marked == [False, False]
-    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 6, "of": 8}.items()
-    resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 7)])  # the last round: there is nothing to stop
+    assert read_object(mark.parent, STOP_MARK).items() >= {"rounds": 5, "of": 8}.items()
+    resume(tmp_path / "run", device="cpu", observers=[pressed(CTRL_C, 8)])  # the last round: there is nothing to stop
     same(tmp_path / "whole", tmp_path / "run")
     assert not mark.exists()
     with pytest.raises(KeyboardInterrupt) as twice:
@@ -141,7 +141,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert not isinstance(twice.value, Stopped)
     assert len(Run.open(tmp_path / "twice").rounds) == 3
     done: list[int] = []
-    with pytest.raises(Stopped, match="after round 2 of 8"):
+    with pytest.raises(Stopped, match="after round 1 of 8"):  # the round whose observers ask for it
         run(
             e,
             tmp_path / "asked",

@@ -21,6 +21,7 @@ from fedveca.cli import (
     run,
     runs,
     study,
+    sweep,
 )
 from fedveca.cli import list as list_
 from fedveca.cli.parser import MainParser, explain_unknown
@@ -35,7 +36,7 @@ SHORT_OF_MEMORY = (
 )
 BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 COMMAND_GROUPS = {
-    "run": (run, compare, study, partition),
+    "run": (run, compare, sweep, study, partition),
     "look at results": (runs, report, figure, board),
     "use the model": (predict, export),
     "deploy": (deploy,),

@@ -53,7 +53,7 @@ def _compare(args: argparse.Namespace) -> int:
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
         from fedveca.runs.compare import compare, list_fitting, make_table
-        from fedveca.views.comparison import compare_curves, list_gaps
+        from fedveca.views.comparison import compare_curves, list_gaps, list_targets
         from fedveca.views.figures.curves import draw_curves
         from fedveca.views.report.report import write_report
         from fedveca.views.series import group_curves
@@ -89,7 +89,13 @@ def _compare(args: argparse.Namespace) -> int:
             screen.report_divergence(run)
     if args.open:
         open_page(out / "report.html")
-    gaps = list_gaps(compare_curves(group_curves(runs)))
-    result = {"folder": str(out), "report": str(out / "report.html"), "table": make_table(runs), "differences": gaps}
+    comparison = compare_curves(group_curves(runs))
+    result = {
+        "folder": str(out),
+        "report": str(out / "report.html"),
+        "table": make_table(runs),
+        "differences": list_gaps(comparison),
+        "targets": list_targets(comparison),
+    }
     print_result(args, result)
     return int(any(run.diverged for run in runs))

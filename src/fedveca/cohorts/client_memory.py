@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Order
 from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
+from fedveca.errors import UserError
 
 MEMORY_BYTES = 2**30  # bytes in RAM
 
@@ -19,7 +20,17 @@ MEMORY_BYTES = 2**30  # bytes in RAM
 def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool) -> Named:
     """What a client that was never seen remembers: the method's part, and running statistics that stay with clients."""
     kept = {STATISTICS: order.aux[STATISTICS]} if local_statistics and STATISTICS in order.aux else {}
-    return algorithm.memory(order.w) | kept
+    return reject_statistics(algorithm.memory(order.w), "memory") | kept
+
+
+def reject_statistics(named: Named, where: str) -> Named:
+    """A method's vectors; UserError where one has the name under which running statistics travel."""
+    if STATISTICS in named:
+        raise UserError(
+            f"{where} gives a vector called {STATISTICS!r}, which is the name of the model's running statistics; "
+            "give it another name"
+        )
+    return named
 
 
 def split_statistics(named: Named) -> tuple[Named, Tensor | None]:

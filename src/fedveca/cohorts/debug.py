@@ -15,7 +15,13 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
+from fedveca.cohorts.client_memory import (
+    MEMORY_BYTES,
+    ClientMemory,
+    make_new_memory,
+    reject_statistics,
+    split_statistics,
+)
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.rows import make_client_rows
@@ -119,6 +125,7 @@ class DebugCohort:
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
                 numbers = {name: v[:, 0] for name, v in results.items()} | numbers
+            reject_statistics({**vectors, **memory}, "finish")
             if running is not None and shared is not None:
                 vectors = vectors | {STATISTICS: running - shared}
                 memory = memory | ({STATISTICS: running} if self.local_statistics else {})

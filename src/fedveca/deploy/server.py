@@ -135,6 +135,7 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     from fedveca.cohorts.flower.cohort import NodeTask
     from fedveca.cohorts.scores import LOSS
     from fedveca.runs.build import choose_sample, make_problem
+    from fedveca.tasks.module_problem import ModuleProblem
 
     sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
     shape = tuple(data.x_test.shape[1:])
@@ -146,7 +147,8 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     for metric in problem.metrics:
         if not metric.table:
             scores[metric.name] = (0.0, 1.0) if metric.unit == "share" else (-math.inf, math.inf)
-    return NodeTask(note, problem.statistics, scores, problem.layout)
+    variances = problem.find_variances() if isinstance(problem, ModuleProblem) else None
+    return NodeTask(note, problem.statistics, scores, problem.layout, variances)
 
 
 def _make_rows(e: Experiment, form: NodeForm) -> Dataset:

@@ -59,8 +59,8 @@ machine needs Python 3.11 or newer and `pip install 'fedveca[flower]'`.
 3. **Run.** When the devices are connected, run `server/run.sh`. The run folder is the one that `out` in
    `app/pyproject.toml` names, else a new one below `server/runs/`; `fedveca` reads it like that of any other run.
 
-The server tests on the data set `{data}`, or on what `FEDVECA_TEST_DATA` names (in the same three forms). If the server
-crashes, start it again and resume the run: `server/run.sh -c 'resume="runs/..."'`. All settings are in
+{tested} If the
+server crashes, start it again and resume the run: `server/run.sh -c 'resume="runs/..."'`. All settings are in
 `app/pyproject.toml`; `fedveca list` explains them. `server/flwr.sh` is Flower's own command line for this federation.
 
 **Who is trusted with what.** The devices run the app in `app/` and no other: `node-I/pinned.json` contains its hashes.
@@ -74,6 +74,12 @@ To run the app in Flower's own simulation, without any device:
 
     server/flwr.sh run app simulation --federation-config 'num-supernodes={clients}' --stream
 """
+
+
+_TESTED_AT_SERVER = (
+    "The server tests on the data set `{data}`, or on what `FEDVECA_TEST_DATA` names (the same three forms)."
+)
+_TESTED_AT_DEVICES = "The devices test, on rows that they hold back (`test_by`); the server needs no data."
 
 
 class Host(NamedTuple):
@@ -126,7 +132,9 @@ def _write(folder: Path, e: Experiment, host: Host, port: int) -> None:
     write_app(folder / "app", e)
     make_private(server)
     write_certificates(server / "tls", list(dict.fromkeys([host.name, "127.0.0.1", "localhost"])))
-    (folder / "README.md").write_text(_README.format(host=host.written, port=port, **words), encoding="utf-8")
+    tested = _TESTED_AT_DEVICES if e.test_by == "client" else _TESTED_AT_SERVER.format(data=e.data)
+    text = _README.format(host=host.written, port=port, tested=tested, **words)
+    (folder / "README.md").write_text(text, encoding="utf-8")
     # Scripts contain checked names and numbers only: settings may come from a stranger's preset.
     _write_script(server / "start.sh", _SERVER.format(bind=host.bind, port=port))
     _write_script(server / "run.sh", _RUN)

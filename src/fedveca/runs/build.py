@@ -115,10 +115,6 @@ def build(
             raise UserError(f"cohort={show_value(cohort)} cannot evaluate its clients, as test_by={e.test_by} asks")
         shares = Shares(torch.empty(0, dtype=torch.int64), torch.cat([torch.zeros(1).long(), cohort.sizes.cumsum(0)]))
         held = None
-    if is_pooled(e.method) and e.finetune_steps:
-        raise UserError(
-            f"finetune_steps={e.finetune_steps} cannot go with method={e.method}, which has no clients that train"
-        )
     if partition is not None and not is_pooled(e.method):
         e = dataclasses.replace(e, clients=len(shares.sizes))
     check_model(e, data.x_test[0].numel(), data.classes or data.y_test[0].numel())
@@ -251,7 +247,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "seed": e.seed,
         "probe": count_probe_rows(e),
         "sampling": e.sampling,
-        "want_loss": e.keep != "last" or e.guard == "on",
+        "want_loss": e.keep != "last" or e.guard == "on" or (e.patience > 0 and not e.val),
         "want_loss_after": e.keep == "rollback",
         "memory_bytes": e.memory_mb * 2**20,
         "local_statistics": e.norm_stats == "local",

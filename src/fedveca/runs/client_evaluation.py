@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Fault, HasModel, Order
+from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.cohorts.random import choose_judges, clients_per_round
 from fedveca.cohorts.scores import LOSS
@@ -35,6 +36,7 @@ class ModelEvaluator:
         # With noise, asking more clients would spend more epsilon.
         self.needs_judges = e.participation < 1 and not e.dp_noise
         self.judges_at_once = e.keep == "best" and (e.val > 0 or self.needs_judges)
+        self.steps = 0 if is_pooled(e.method) else e.finetune_steps  # one client that has all rows is nobody's
         clients = len(built.cohort.sizes)
         self.judges = choose_judges(e.seed, clients, max(JUDGES, clients_per_round(clients, e.participation)))
         self._known: tuple[int, float] = (-1, math.inf)  # F on the judges of the model after so many rounds
@@ -92,9 +94,9 @@ class ModelEvaluator:
         values |= {"tested": scores.ids.tolist()}
         values |= {f"client_test_{name}": to_json(v) for name, v in scores.values.items()}
         values |= summarize_clients(scores, "clients", better)
-        if not self.experiment.finetune_steps:
+        if not self.steps:
             return values, [*scores.faults]
-        tuned = _align(self._ask(done, state, model, "test", self.experiment.finetune_steps), scores.ids)
+        tuned = _align(self._ask(done, state, model, "test", self.steps), scores.ids)
         values |= {f"client_tuned_{name}": to_json(v) for name, v in tuned.values.items()}
         return values | summarize_clients(tuned, "tuned", better), [*scores.faults, *tuned.faults]
 

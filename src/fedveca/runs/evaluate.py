@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections import deque
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -25,20 +24,8 @@ _PATIENCE = 2  # rounds in a row beyond GROWTH times the loss of the first round
 _PASS_BYTES = 2**30  # of what a model would hold for the gradients of one pass; evaluation needs less
 
 
-class KnownModel(NamedTuple):
-    """A model that was evaluated."""
-
-    model: weakref.ref[Tensor]
-    version: int | None  # how often it had been changed in place; None where PyTorch does not count it
-    evaluation: Evaluation
-
-
 class Evaluator:
-    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metrics there.
-
-    A model that was evaluated is not evaluated again while somebody holds it: that of the last round is the last one,
-    and often the kept one too.
-    """
+    """The test set on the device, or where lazily read rows lie; a call gives one model's loss and metrics there."""
 
     def __init__(self, problem: Problem, data: Dataset, device: str) -> None:
         self.problem, self.device, self.pixels, self.y = problem, device, data.pixels, data.y_test.to(device)
@@ -51,20 +38,10 @@ class Evaluator:
         self.block = 1000 if device == "cpu" else 10000
         if problem.row_bytes:
             self.block = max(1, min(self.block, _PASS_BYTES // problem.row_bytes))
-        self._known: list[KnownModel] = []
 
     def __call__(self, model: Tensor) -> Evaluation:
         """Of a model: w [P], or w and running statistics [P + S]."""
-        self._known = [known for known in self._known if known.model() is not None]
-        version = None if model.is_inference() else model._version
-        for known in self._known:
-            if known.model() is model and known.version == version is not None:
-                return known.evaluation.copy()
-        found = self._evaluate(model)
-        self._known.append(KnownModel(weakref.ref(model), version, found))
-        return found.copy()
 
-    def _evaluate(self, model: Tensor) -> Evaluation:
         def count(at: int) -> BlockCounts:
             x, y = self.x[at : at + self.block], self.y[at : at + self.block]
             if isinstance(x, LazyRows):  # a block is all that is in memory

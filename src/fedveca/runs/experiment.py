@@ -214,6 +214,12 @@ class Experiment:
         low=0,
         high=10**5,
     )
+    target: float = _evaluation(
+        0.0, "value of the first metric at which the run ends, on validation rows, else on test rows (0: off)"
+    )
+    patience: int = _evaluation(
+        0, "rounds without a lower loss, on validation rows, else on training rows, after which it ends (0: off)", low=0
+    )
     test_every: int = _records.rare(1, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = _records.rare(1, "rounds between checkpoints", low=1)
     track: str = _records("", "trackers that see the run too, with commas between", some=TRACKERS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, HasModel, Norms, Order, Report
-from fedveca.cohorts.client_memory import split_statistics
+from fedveca.cohorts.client_memory import reject_statistics, split_statistics
 from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, draw_choice, sample_clients
 from fedveca.errors import UserError, show_value
@@ -166,6 +166,7 @@ def join_model(state: HasModel, statistics: RunningStatistics | None) -> Tensor:
 def compose_order(algorithm: Algorithm, state: Any, statistics: RunningStatistics | None) -> Order:
     """What the method sends to its clients, with the running statistics of the model."""
     order = algorithm.order(state)
+    reject_statistics(order.aux, "order")
     return order._replace(aux={**order.aux, STATISTICS: statistics.now}) if statistics else order
 
 

@@ -20,7 +20,9 @@ from fedveca.runs.experiment import Experiment, describe_task, read_experiment
 from fedveca.runs.files import read_directions, read_inside, read_lines, write_atomic
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import (
+    END_REASONS,
     Direction,
+    EndReason,
     Environment,
     Json,
     Partition,
@@ -143,6 +145,12 @@ class Run:
     def diverged(self) -> bool:
         """Whether the run ended early because no finite model was left."""
         return "stopped" in self.summary
+
+    @property
+    def ended(self) -> EndReason | None:
+        """What ended the run early: its `target`, its `patience`, or `stop` of a run in memory; None for nothing."""
+        reason = self.summary.get("ended")
+        return reason if reason in END_REASONS else None
 
     @property
     def score(self) -> float | None:

@@ -50,6 +50,18 @@ class ComparisonObserver(Observer):
     def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
         """Called once, before the first run."""
 
+    def plan_tuning(
+        self,
+        experiment: Experiment,
+        methods: tuple[str, ...],
+        keys: tuple[str, ...],
+        trials: int,
+        seeds: int,
+        workers: int,
+        folder: Path,
+    ) -> None:
+        """Called once, before the first run of a sweep: `trials` settings over `seeds`, which differ in `keys`."""
+
     def count_done(self, run: Run) -> None:
         """Called for each run that is there already, finished, and is not repeated."""
 

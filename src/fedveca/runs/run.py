@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build, describe_rows, holds_back
 from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, make_guard, memory_file
 from fedveca.runs.client_evaluation import ModelEvaluator, drop_evaluation
+from fedveca.runs.early_stopping import EarlyStopping, describe_ending
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import GrowthCheck, Keeper
 from fedveca.runs.experiment import Experiment, count_probe_rows, is_path
@@ -43,7 +44,7 @@ from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_start
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
-from fedveca.runs.schema import Environment, Round, Summary, get_number
+from fedveca.runs.schema import EndReason, Environment, Round, Summary, get_number
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import label_counts
 
@@ -72,19 +73,21 @@ def run(
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         observers: Objects that see each round as it ends.
         progress: Whether a line with the round, its values and the time left is shown, also in a notebook.
-        stop: Asked after each round; where it returns True the run is saved and `Stopped` is raised. Without it,
-            Ctrl-C and SIGTERM do the same. Only with a folder.
+        stop: Asked after each round, once the observers have seen it. Where it returns True, a run with a folder is
+            saved and `Stopped` is raised; without it, Ctrl-C and SIGTERM do the same. A run in memory ends there and is
+            returned with its summary and model; `summary["ended"]` is "stop".
         cohort: The clients, where they are not in this process; a deployment gives them.
         started_by: Who can resume the run, as its folder says; a deployment gives it.
         **custom: `data`, `model`, `loss`, `metric`, `partition`, `method` and `augment` as objects: see
             `CustomObjects`.
 
     Returns:
-        The run with its rounds, its summary and the kept model.
+        The run with its rounds, its summary and the kept model. Where `target` or `patience` ended it before its last
+        round, `summary["ended"]` names the setting.
 
     Raises:
         UserError: With one sentence, where the settings or objects do not fit or the folder cannot be made.
-        Stopped: Between two rounds, with everything saved.
+        Stopped: Between two rounds, with everything saved in the folder.
 
     Examples:
         >>> run(Experiment(model="svm", rounds=2, batch=8)).summary["rounds"]
@@ -99,6 +102,7 @@ def run(
     if progress:
         observers = (*observers, load_plugin("progress")(device))
     built = build(experiment, device, cohort=cohort, **custom)
+    _watch_end(built, [])
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
     environment["probe"] = count_probe_rows(built.experiment)
@@ -119,7 +123,8 @@ def run(
     if fixed := built.problem.hash_fixed():
         environment["fixed"] = fixed
     if out is None:
-        return _run_rounds(built, device, keeper, [], None, observers, environment=environment)
+        stopping = stop or _never_stop
+        return _run_rounds(built, device, keeper, [], None, observers, stopping, environment=environment)
     out = Path(out)
     counts = None  # of rows that only the clients have
     if len(built.shares.rows):
@@ -191,7 +196,9 @@ def resume(
         keeper, note = _find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
-        records = [_drop_test_values(record, built.experiment) for record in former.rounds[: keeper.round]]
+        records = former.rounds[: keeper.round]
+        if not _watch_end(built, records).ended:
+            records = [_drop_test_values(record, built.experiment) for record in records]
         with RunFolder.reopen(out, built.experiment, records) as folder, stop_or_signal(stop) as stopping:
             if note.endswith(FORMER):
                 with guard_writing(out):
@@ -207,7 +214,7 @@ def _run_rounds(
     records: list[Round],
     folder: RunFolder | None,
     observers: tuple[Observer, ...],
-    stopping: StopRequest = lambda: False,
+    stopping: StopRequest,
     spent: float = 0.0,
     environment: Environment | None = None,
 ) -> Run:
@@ -218,11 +225,13 @@ def _run_rounds(
     checkpointer, growth = Checkpointer(path, built), GrowthCheck(records, keeper.guard is not None)
     if keeper.guard and evaluator.needs_judges:
         keeper.guard.find_loss = evaluator.find_training_loss
+    early = _watch_end(built, records)
+    ended: EndReason | Literal[""] = early.ended
     rounds = federate(
         built.algorithm,
         built.cohort,
         keeper.state,
-        e.rounds,
+        keeper.round if ended else e.rounds,
         first=keeper.round,
         rollback=keeper.rollback,
         guard=keeper.guard,
@@ -240,8 +249,11 @@ def _run_rounds(
                 keeper.kept_loss = evaluator.find_loss(0, keeper.state, keeper.kept, {})
             for state, record in rounds:
                 keeper.judge(state, record, late=not evaluator.judges_at_once)
-                tested = keeper.round % e.test_every == 0 or keeper.round == e.rounds
-                record = evaluator.evaluate_round(keeper.round, keeper.state, keeper.model, record, tested)
+                tested, bare = keeper.round % e.test_every == 0 or keeper.round == e.rounds, record
+                record = evaluator.evaluate_round(keeper.round, keeper.state, keeper.model, bare, tested)
+                if early.judge(record) and not tested:  # the last round is always tested
+                    record = evaluator.evaluate_round(keeper.round, keeper.state, keeper.model, bare, True)
+                    early.judge(record)
                 if evaluator.judges_at_once:
                     keeper.consider(evaluator.find_loss(keeper.round, keeper.state, keeper.model, record), record)
                 if built.account:
@@ -254,22 +266,28 @@ def _run_rounds(
                 if "warning" in record:
                     log_of_results.warning("%s seed %d: %s", e.method, e.seed, record["warning"])
                 records.append(record)
-                last = stopping() or keeper.round == e.rounds
+                last = keeper.round == e.rounds or bool(early.ended)
                 if folder:
                     folder.write_round(record)
-                if last or keeper.round % e.checkpoint_every == 0:
+                if saved := last or keeper.round % e.checkpoint_every == 0:
                     checkpointer.save(keeper)
                 for observer in observers:
                     observer.round(copy_record(record))
-                if last and folder and keeper.round < e.rounds:
+                asked = stopping() and not last
+                if asked and folder:
+                    if not saved:
+                        checkpointer.save(keeper)
                     folder.write_stop(keeper.round, e.rounds)
                     raise Stopped(_describe_stop(keeper.round, e.rounds, folder.path))
+                ended = "stop" if asked else early.ended
+                if ended:
+                    break
         except Diverged as error:
             diverged = str(error)
         last_loss = _evaluate_last(built, keeper, evaluator)
-        ended = keeper.end_at_best(last_loss)
+        replaced = keeper.end_at_best(last_loss) if ended != "target" else ""  # a model that reaches it is wanted
         if not evaluator.judges_at_once:
-            keeper.choose(last_loss if e.keep == "best" and not ended else -math.inf)
+            keeper.choose(last_loss if e.keep == "best" and not replaced else -math.inf)
         summary: Summary = {
             "experiment": asdict(e),
             "tau_all": sum(sum(record["tau"]) for record in records),
@@ -281,11 +299,11 @@ def _run_rounds(
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
         if keeper.guard:
-            summary["guarded"] = sum("guarded" in record for record in records) + bool(ended)
+            summary["guarded"] = sum("guarded" in record for record in records) + bool(replaced)
         warned = [record["warning"] for record in records if "warning" in record]
-        if ended:
-            warned.append(ended)
-            log_of_results.warning("%s seed %d: %s", e.method, e.seed, ended)
+        if replaced:
+            warned.append(replaced)
+            log_of_results.warning("%s seed %d: %s", e.method, e.seed, replaced)
         if not diverged and _learned_nothing(keeper, records):
             warned.append(NOTHING_LEARNED)
             log_of_results.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
@@ -293,6 +311,10 @@ def _run_rounds(
             summary["warnings"] = warned
         if diverged:
             summary["stopped"] = diverged
+        if ended:
+            summary["ended"] = ended
+            if ended != "stop":
+                log_of_results.info("%s seed %d: %s", e.method, e.seed, describe_ending(e, ended, len(records)))
         model = {name: v.detach().cpu() for name, v in built.problem.state(keeper.kept).items()}
         if folder:
             folder.write_end(summary, model)
@@ -307,6 +329,9 @@ def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[K
         built.cohort.memory.home = memory_file(out)
         keeper = Keeper(e.keep, built.state, statistics=built.statistics, guard=make_guard(built))
         return keeper, f"{out} has no checkpoint yet: it starts again at round 1"
+    if former.ended:
+        ending = describe_ending(former.experiment, former.ended, len(former.rounds))
+        raise UserError(f"{out} is finished: {ending}; more rounds need a new run without this {former.ended}")
     keeper, note = load_checkpoint(out, built, device)
     if keeper.round > len(former.rounds):
         raise UserError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
@@ -358,6 +383,16 @@ def _count_held(built: Built) -> dict[str, Tensor]:
     sizes = {name: part.sizes for name, part in parts.items()}
     pooled = is_pooled(built.experiment.method)
     return {name: v.sum()[None] if pooled else v for name, v in sizes.items()}
+
+
+def _watch_end(built: Built, records: list[Round]) -> EarlyStopping:
+    """What ends this run before its last round; UserError where that cannot be judged."""
+    first = built.problem.metrics[0]
+    return EarlyStopping(built.experiment, first.name, first.better, records)
+
+
+def _never_stop() -> bool:
+    return False
 
 
 def _learned_nothing(keeper: Keeper, records: list[Round]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard, get_args
 
 from fedveca.errors import UserError, printable
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Direction = Literal["higher", "lower"]
+EndReason = Literal["target", "patience", "stop"]  # what ended a run before its last round
+END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
 LARGEST_COUNT = 2**63 - 1
 
@@ -86,7 +88,8 @@ class Summary(TypedDict, total=False):
     epsilon: float
     guarded: int  # how often guard=on returned to the best model
     warnings: list[str]
-    stopped: str
+    stopped: str  # why a run diverged
+    ended: EndReason
 
 
 class Partition(TypedDict):
@@ -134,7 +137,9 @@ class Quantity(NamedTuple):
 
     name: str
     label: str
-    kind: Literal["number", "per client", "per tested client", "flag", "clients", "faults", "text", "table"] = "number"
+    kind: Literal[
+        "number", "per client", "per tested client", "per candidate", "flag", "clients", "faults", "text", "table"
+    ] = "number"
     unit: str = ""  # "share" is shown in per cent
     better: Direction | None = None
     symbol: str = ""
@@ -152,7 +157,7 @@ SCHEMA = {
         Quantity(
             "candidates", "Clients asked for their loss", "clients", formula="by a method that chooses", whole=True
         ),
-        Quantity("candidate_loss", "Loss of the clients asked", "clients", formula="F_i(w_k)", at="start"),
+        Quantity("candidate_loss", "Loss of the clients asked", "per candidate", formula="F_i(w_k)", at="start"),
         Quantity("faults", "Faults", "faults"),
         Quantity("warning", "Warning", "text", formula="only where the loss grows: what it is, and what to do"),
         Quantity("guarded", "Guarded", "text", formula="only with guard=on: to which model the run returned, and why"),
@@ -367,7 +372,7 @@ def _is_valid(quantity: Quantity, value: object) -> bool:
     good = is_count if quantity.whole else _is_number_or_null
     if quantity.kind == "table":
         return isinstance(value, list) and all(isinstance(row, list) and all(map(good, row)) for row in value)
-    if quantity.kind in ("per client", "per tested client", "clients"):
+    if quantity.kind in ("per client", "per tested client", "per candidate", "clients"):
         return isinstance(value, list) and all(map(good, value))
     return good(value)
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds: mean and spread, paired differences with t intervals, rounds until a target."""
+"""Statistics over seeds: mean and spread, paired differences with t intervals, costs until a target."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ class Difference(NamedTuple):
     mean: float
     interval: tuple[float, float] | None  # None for one pair, which has no spread
     n: int  # how many pairs there are
+
+
+class CostMean(NamedTuple):
+    """The geometric mean of costs, and the interval that holds the true one with 95 % confidence."""
+
+    mean: float
+    interval: tuple[float, float] | None  # None for one cost, which has no spread, and where a cost is not positive
+    n: int  # how many costs there are
 
 
 def mean_and_spread(values: Iterable[object]) -> Spread:
@@ -75,10 +83,51 @@ def paired_difference(a: Sequence[object], b: Sequence[object], confidence: floa
     mean, n = statistics.fmean(each), len(each)
     if n < 2:
         return Difference(mean, None, n)
+    half = _half_width(each, confidence)
+    return Difference(mean, (mean - half, mean + half), n)
+
+
+def mean_cost(costs: Sequence[float], confidence: float = 0.95) -> CostMean:
+    """Computes the geometric mean of what seeds used up, with Student's t interval of the logarithms.
+
+    Costs are positive and their spread grows with them, so that an interval on the scale of their logarithms fits them
+    better than one around the mean, and never reaches below 0.
+
+    Args:
+        costs: One cost per seed, all of them finite.
+        confidence: The share of intervals like this one that hold the true mean, between 0 and 1.
+
+    Returns:
+        The geometric mean, its interval and the number of costs; the mean without an interval where a cost is 0.
+
+    Raises:
+        UserError: If there is no cost, or if `confidence` is out of range.
+
+    Example:
+        >>> found = mean_cost([20, 40, 80])
+        >>> round(found.mean, 6), [round(end, 1) for end in found.interval]
+        (40.0, [7.1, 223.8])
+    """
+    if not costs:
+        raise UserError("mean_cost needs at least one cost")
+    if not 0 < confidence < 1:
+        raise UserError(f"confidence={confidence} is out of range; allowed: (0, 1)")
+    if min(costs) <= 0:
+        return CostMean(statistics.fmean(costs), None, len(costs))
+    logs = [math.log(cost) for cost in costs]
+    centre = statistics.fmean(logs)
+    if len(logs) < 2:
+        return CostMean(float(costs[0]), None, 1)
+    half = _half_width(logs, confidence)
+    return CostMean(math.exp(centre), (math.exp(centre - half), math.exp(centre + half)), len(logs))
+
+
+def _half_width(values: Sequence[float], confidence: float) -> float:
+    """Half of Student's t interval around the mean of two or more values."""
     from scipy.special import stdtrit  # the t quantile; loaded only here, for commands start faster without it
 
-    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * statistics.stdev(each) / math.sqrt(n)
-    return Difference(mean, (mean - half, mean + half), n)
+    n = len(values)
+    return float(stdtrit(n - 1, (1 + confidence) / 2)) * statistics.stdev(values) / math.sqrt(n)
 
 
 def is_clear(difference: Difference, better: Direction) -> bool:

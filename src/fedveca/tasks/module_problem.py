@@ -133,6 +133,11 @@ class ModuleProblem:
         parts = torch.split(statistics, [math.prod(shape) for shape in self.running.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.running.items(), parts, strict=True)}
 
+    def find_variances(self) -> Tensor:
+        """[S] of bool: which of the running statistics are variances, which are never negative."""
+        parts = [torch.full((math.prod(v),), name.endswith("running_var")) for name, v in self.running.items()]
+        return torch.cat([torch.empty(0, dtype=torch.bool), *parts])
+
     def state(self, model: Tensor) -> dict[str, Tensor]:
         statistics = model[self.size :] if len(model) > self.size else self.initial_statistics().to(model.device)
         found = self.named(model[: self.size]) | self.named_statistics(statistics)

@@ -146,7 +146,7 @@ def to_values(record: Round, clients: int) -> Values:
     ids = record.get("ids", [])
     for name, value in record.items():
         kind = describe_quantity(name).kind
-        if name in ("round", "ids", "tested") or kind in ("per tested client", "table"):
+        if name in ("round", "ids", "tested") or kind in ("per tested client", "per candidate", "table"):
             continue
         if kind in ("clients", "faults") and isinstance(value, list | dict):
             numbers[name] = len(value)

@@ -11,22 +11,50 @@ from fedveca.algorithms.registry import is_adaptive, is_pooled
 from fedveca.runs.compare import find_budget
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import Direction, describe_quantity, format_spread, format_value, get_number
-from fedveca.runs.statistics import Difference, Spread, is_clear, paired_difference, rounds_to_reach
+from fedveca.runs.statistics import (
+    CostMean,
+    Difference,
+    Spread,
+    is_clear,
+    mean_cost,
+    paired_difference,
+    rounds_to_reach,
+)
 from fedveca.views.clients import list_statistics
-from fedveca.views.series import AXES, WHICH, Curve, Row, Which, find_direction, list_metrics, sum_costs, tabulate
+from fedveca.views.series import WHICH, Curve, Row, Which, find_direction, list_metrics, sum_costs, tabulate
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999)
+USUAL_LEVELS = (0.8, 0.9, 0.95)  # of a share, where some method reaches two of them
 MOST_TARGETS = 3
+COSTS = ("rounds", "steps", "rows", "bytes", "seconds")  # what methods use up until a target
 UNEQUAL = 1.1  # totals of local steps whose ratio is larger are different budgets
 
 
 class Reached(NamedTuple):
-    """What one method used up until a target, over seeds; infinite where a seed never reached it."""
+    """What one method used up until a target, over the seeds that reached it."""
 
-    middle: float  # the median
-    low: float
-    high: float
+    cost: CostMean | None  # None where no seed reached it
+    lowest: float
+    highest: float
     arrived: int  # seeds that reached it
+    seeds: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed reached it: only then is the mean one of the method."""
+        return self.arrived == self.seeds
+
+
+class TargetEntry(TypedDict):
+    """What one method used up until a target, as `compare --json` prints it."""
+
+    quantity: str
+    target: float
+    method: str
+    cost: str
+    mean: float | None  # geometric, over the seeds that reached it
+    interval: tuple[float, float] | None  # 95 %, Student's t of the logarithms
+    reached: int  # seeds
     seeds: int
 
 
@@ -168,10 +196,29 @@ def find_budget_setter(curves: Sequence[Curve]) -> Curve | None:
 def find_main_target(targets: Sequence[Target]) -> Target:
     """The hardest of these targets that most methods reach, else the easiest one."""
     for target in reversed(targets):
-        reached = sum(math.isfinite(costs["rounds"].middle) for costs in target.costs)
+        reached = sum(2 * costs["rounds"].arrived > costs["rounds"].seeds for costs in target.costs)
         if 2 * reached > len(target.costs):
             return target
     return targets[0]
+
+
+def list_targets(comparison: Comparison) -> list[TargetEntry]:
+    """The costs until every target, by method and kind of cost."""
+    return [
+        TargetEntry(
+            quantity=comparison.metric,
+            target=target.value,
+            method=row.label,
+            cost=axis,
+            mean=reached.cost.mean if reached.cost else None,
+            interval=reached.cost.interval if reached.cost else None,
+            reached=reached.arrived,
+            seeds=reached.seeds,
+        )
+        for target in comparison.targets
+        for row, costs in zip(comparison.rows, target.costs, strict=True)
+        for axis, reached in costs.items()
+    ]
 
 
 def give_answer(comparison: Comparison) -> str:
@@ -237,6 +284,8 @@ def explain_table(comparison: Comparison) -> list[str]:
                 f"Methods with fixed steps take at most as many local steps as {setter.label} (rounded down per client "
                 f"and round): {low if low == high else f'{low} to {high}'} compared with {own:,.0f}."
             )
+    if ends := describe_early_ends(c.curves):
+        said.append(ends)
     if any(is_pooled(row.method) for row in c.rows):
         said.append("Centralised training has all rows in one place and is not a rival.")
     return said + explain_repeats(c.curves)
@@ -268,13 +317,31 @@ def format_gap(name: str, gap: Difference) -> str:
 
 
 def format_reached(axis: str, reached: Reached) -> str:
-    """A cost until a target: the median over seeds, and the range where there are several."""
-    if not math.isfinite(reached.low):
+    """A cost until a target: the mean over seeds and its interval, or how many seeds reached it, if any did."""
+    if reached.cost is None:
         return "never"
-    if not math.isfinite(reached.middle):
-        return f"in {reached.arrived} of {reached.seeds} seeds"
-    middle, low, high = (format_cost(axis, value) for value in (reached.middle, reached.low, reached.high))
-    return middle if reached.seeds == 1 else f"{middle} ({low} to {high})"
+    mean, *ends = (format_cost(axis, value) for value in (reached.cost.mean, *(reached.cost.interval or ())))
+    if reached.complete:
+        return f"{mean} [{', '.join(ends)}]" if ends else mean
+    low, high = (format_cost(axis, value) for value in (reached.lowest, reached.highest))
+    return f"in {reached.arrived} of {reached.seeds} seeds ({low if low == high else f'{low} to {high}'})"
+
+
+def explain_costs(comparison: Comparison) -> list[str]:
+    """Sentences to read below the costs until targets."""
+    c = comparison
+    if not c.targets:
+        return []
+    every = {run.experiment.test_every for curve in c.curves for run in curve.runs}
+    tested = f" (tested every {max(every)} rounds)" if max(every) > 1 else ""
+    said = [f"Never: the target was not reached within the run{tested}."]
+    if any(row.seeds > 1 for row in c.rows):
+        said.insert(0, "A cost until a target is the geometric mean over seeds, with a 95 % t interval.")
+        each = [costs["rounds"] for target in c.targets for costs in target.costs]
+        if any(reached.cost and not reached.complete for reached in each):
+            said.insert(1, "Where some seeds never reach it: how many do, and the lowest to the highest cost of those.")
+    said.append("Rows are those of the local steps' mini-batches.")
+    return said
 
 
 def format_cost(axis: str, value: float) -> str:
@@ -284,6 +351,18 @@ def format_cost(axis: str, value: float) -> str:
     if axis == "bytes":
         value /= 1e6
     return f"{value:,.3g}" if axis in ("bytes", "seconds") and value < 100 else f"{value:,.0f}"
+
+
+def describe_early_ends(curves: Sequence[Curve]) -> str:
+    """Which methods ended before their last round, and when; "" where none did."""
+    parts = []
+    for curve in curves:
+        if ended := [run for run in curve.runs if run.ended]:
+            few, many = (end(len(run.rounds) for run in ended) for end in (min, max))
+            rounds = f"round {few}" if few == many else f"rounds {few} to {many}"
+            some = "" if len(ended) == len(curve.runs) else f" in {len(ended)} of {len(curve.runs)} seeds"
+            parts.append(f"{curve.label} after {rounds}{some}")
+    return f"Ended early by target or patience: {', '.join(parts)}." if parts else ""
 
 
 def format_result(name: str, value: Spread) -> str:
@@ -354,9 +433,13 @@ def _compare_budgets(curves: Sequence[Curve], rows: Sequence[Row]) -> str:
 
 
 def _find_targets(curves: Sequence[Curve], name: str, better: Direction | None) -> list[Target]:
-    """Up to three levels of a metric that at least one rival reaches in at least half of its seeds."""
+    """The targets that runs have, and levels: 80, 90 and 95 % where a rival reaches two of these.
+
+    Elsewhere up to three levels that at least one rival reaches in at least half of its seeds.
+    """
     if better is None:
         return []
+    stated = {run.experiment.target for curve in curves for run in curve.runs if run.experiment.target}
     each = [[_list_values(run, name) for run in curve.runs if not run.diverged] for curve in curves]
     pick = max if better == "higher" else min
     rivals = [mine for mine, curve in zip(each, curves, strict=True) if not is_pooled(curve.method)] or each
@@ -367,22 +450,29 @@ def _find_targets(curves: Sequence[Curve], name: str, better: Direction | None) 
     top = pick(tops)
     if better == "higher" and describe_quantity(name).unit == "share":
         values = [level for level in LEVELS if level <= top and level > min(starts)]
+        values = list(USUAL_LEVELS) if top >= USUAL_LEVELS[1] else values
     else:
         way = [max(starts) if better == "lower" else min(starts), top]
         values = [_shorten(way[0] + share * (way[1] - way[0]), better) for share in (0.5, 0.8, 0.95)]
         beyond = (lambda v: way[0] > v >= top) if better == "lower" else (lambda v: way[0] < v <= top)
         values = sorted(filter(beyond, set(values)), reverse=better == "lower")
-    return [Target(value, [_reach(curve, name, value, better) for curve in curves]) for value in values[-MOST_TARGETS:]]
+    values = sorted({*values[-MOST_TARGETS:], *stated}, reverse=better == "lower")
+    return [Target(value, [_reach(curve, name, value, better) for curve in curves]) for value in values]
 
 
 def _reach(curve: Curve, name: str, target: float, better: Direction) -> dict[str, Reached]:
-    found: dict[str, list[float]] = {axis: [] for axis in AXES}
+    found: dict[str, list[float]] = {axis: [] for axis in COSTS}
     for run in curve.runs:
         k = None if run.diverged else rounds_to_reach(_list_values(run, name), target, better)
-        costs = sum_costs(run)
-        for axis, values in found.items():
-            values.append(math.inf if k is None else costs[axis][k - 1])
-    return {axis: Reached(median(v), min(v), max(v), sum(map(math.isfinite, v)), len(v)) for axis, v in found.items()}
+        for axis, values in sum_costs(run).items() if k else ():
+            found[axis].append(values[(k or 1) - 1])
+    return {axis: _summarise(values, len(curve.runs)) for axis, values in found.items()}
+
+
+def _summarise(costs: list[float], seeds: int) -> Reached:
+    if not costs:
+        return Reached(None, math.inf, math.inf, 0, seeds)
+    return Reached(mean_cost(costs), min(costs), max(costs), len(costs), seeds)
 
 
 def _list_values(run: Run, name: str) -> list[float | None]:

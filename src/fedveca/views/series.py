@@ -216,11 +216,13 @@ def find_direction(runs: Iterable[Run], name: str) -> Direction | None:
 
 def sum_costs(run: Run) -> dict[str, list[float]]:
     """By axis, what the run had used up after each of its rounds."""
-    steps = (sum(finite_number(t) or 0 for t in _list(record.get("tau"))) for record in run.rounds)
+    each = (sum(finite_number(t) or 0 for t in _list(record.get("tau"))) for record in run.rounds)
+    steps = list(accumulate(each))
     traffic = ((get_number(r, "bytes_up") or 0) + (get_number(r, "bytes_down") or 0) for r in run.rounds)
     return {
         "rounds": [k + 1 for k in range(len(run.rounds))],
-        "steps": list(accumulate(steps)),
+        "steps": steps,
+        "rows": [run.experiment.batch * count for count in steps],  # of mini-batches, which all have so many
         "bytes": list(accumulate(traffic)),
         "seconds": list(accumulate(get_number(record, "seconds") or 0.0 for record in run.rounds)),
     }
@@ -237,7 +239,7 @@ def compute_band(runs: Sequence[Run], name: str, most: int = 1000) -> Band:
         costs = sum_costs(run)
         for k, record in enumerate(run.rounds):
             if (y := get_number(record, name)) is not None:
-                x = {axis: v[k] if at_end else v[k - 1] if k else 0 for axis, v in costs.items()}
+                x = {axis: costs[axis][k] if at_end else costs[axis][k - 1] if k else 0 for axis in AXES}
                 at.setdefault(k, []).append((y, x))
     known = sorted(at)
     points = [at[known[i]] for i in pick_evenly(len(known), most)]

@@ -182,6 +182,7 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
     assert "used by every method" in told("lr")
     assert "dirichlet the shares of each label are drawn" in told("partition")
     assert "one of these, or package.module:factory" in told("model")
+    assert "one of these, or package.module:Class" in told("method")
     assert "default auto" in (probe := told("probe"))
     assert "allowed auto or >= 0 used by every method" in probe
     assert "allowed some of tensorboard, mlflow, wandb, with commas between" in told("track")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,15 +14,19 @@ import torch
 
 pytest.importorskip("flwr")
 from flower_grid import Grid
+from flwr.app import Array
 from flwr.supercore.task_identity import TaskIdentity
 from real_models import CALM
-from torch import nn
+from torch import Tensor, nn
 
+from fedveca.algorithms.contract import Order
 from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
 from fedveca.deploy.server import load_test_data, make_cohort
-from fedveca.runs.build import load_data
+from fedveca.errors import UserError
+from fedveca.runs.build import build, load_data
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
@@ -118,6 +123,53 @@ def test_nodes_give_the_simulators_model(e: Experiment, tmp_path: Path) -> None:
     assert largest_difference(done, want) < 1e-6
     assert [r["tau"] for r in done.rounds] == [r["tau"] for r in want.rounds]
     assert [r["bytes_up"] for r in done.rounds] == [r["bytes_up"] for r in want.rounds]
+
+
+def shift_statistics(name: str, by: float) -> Callable[[dict[str, Any]], None]:
+    """A forged answer: the first number of one buffer is changed by so much."""
+    e = replace(E, model="real_models:normed")
+    problem = build(e).problem
+    assert isinstance(problem, ModuleProblem)
+    at = [n for n, v in problem.named_statistics(torch.arange(problem.statistics)).items() if n.endswith(name)]
+    place = int(problem.named_statistics(torch.arange(problem.statistics))[at[0]].flatten()[0])
+
+    def change(records: dict[str, Any]) -> None:
+        forged = records["vectors"]["statistics"].numpy().copy()
+        forged[place] += by
+        records["vectors"]["statistics"] = Array(forged)
+
+    return change
+
+
+@pytest.mark.parametrize(("name", "by", "valid"), [("running_var", -5.0, False), ("running_mean", -5.0, True)])
+def test_a_node_cannot_make_a_variance_negative(name: str, by: float, valid: bool, tmp_path: Path) -> None:
+    e = replace(E, model="real_models:normed", rounds=1)
+    data, said = load_data(e)[0], list[str]()
+    grid: Any = Grid(e, tmp_path, {(1, 0): shift_statistics(name, by)}, e.clients)
+    done = run(e, data=data, cohort=make_cohort(grid, e, data, say=said.append))
+    faults = done.rounds[0].get("faults", [])
+    assert done.rounds[0]["ids"] == ([0, 1, 2, 3] if valid else [0, 2, 3])
+    if not valid:
+        assert [fault["client"] for fault in faults] == [1]
+        assert re.fullmatch(r"sent statistics with a running variance of -\d.*; it is 0 or more", faults[0]["what"])
+    assert all(bool((v >= 0).all()) for key, v in done.model.items() if key.endswith("running_var"))
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+def test_a_variance_that_is_rounded_on_the_wire_is_valid(wire: Any) -> None:
+    """A node whose variance fell to 0 sends its rounded change; twice the rounding below 0 is a forgery."""
+    cohort = module.FlowerCohort.__new__(module.FlowerCohort)
+    cohort.wire, cohort.task = wire, module.NodeTask({}, variances=torch.tensor([False, True]))
+
+    def check(before: Tensor, change: Tensor) -> None:
+        cohort._check_variances(Order(torch.empty(0), {"statistics": before}), {"statistics": change})
+
+    for shared in (1e-9, 0.3, 1.7, 12345.6):
+        before = torch.tensor([0.0, shared])
+        arrived = torch.from_numpy(widen(narrow(before.numpy(), wire), wire))
+        check(before, torch.from_numpy(widen(narrow((-arrived).numpy(), wire), wire)))
+    with pytest.raises(UserError, match=r"running variance of -0\.1; it is 0 or more$"):
+        check(torch.tensor([0.0, 0.1]), torch.tensor([-9.0, -0.2]))
 
 
 def test_a_loader_may_give_tokens_a_mask_and_labels_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_base_observer_does_nothing() -> None:
 def test_the_end_of_a_run_that_is_stopped(tmp_path: Path) -> None:
     diary = Diary()
     with pytest.raises(Stopped):
-        run(E, tmp_path / "run", device="cpu", observers=[diary], stop=lambda: len(diary.entries) == 2)
+        run(E, tmp_path / "run", device="cpu", observers=[diary], stop=lambda: len(diary.entries) == 3)
     assert diary.entries == [("start", "fedveca", tmp_path / "run"), *rounds(0, 1), ("end", 2, False)]
     (interrupted,) = diary.runs
     assert interrupted == Run.open(tmp_path / "run")

@@ -67,13 +67,12 @@ def fits(quantity: Quantity, value: object, record: Mapping[str, Any]) -> bool:
     if quantity.kind == "number":
         return type(value) in wanted
     assert isinstance(value, list)
-    if quantity.name == "candidate_loss":
-        assert len(value) == len(record["candidates"])
     if quantity.kind == "table":
         assert len({len(value), *(len(row) for row in value)}) == 1
         value = [v for row in value for v in row]
     if quantity.kind.startswith("per "):
-        assert len(value) == len(record["ids" if quantity.kind == "per client" else "tested"])
+        over = {"per client": "ids", "per tested client": "tested", "per candidate": "candidates"}
+        assert len(value) == len(record[over[quantity.kind]])
     return all(type(v) in wanted for v in value)
 
 

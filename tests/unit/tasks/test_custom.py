@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fedveca
 from fedveca import Dataset, Experiment, FedAvg, compare, from_arrays, from_hugging_face, from_torch, resume, run
+from fedveca.errors import UserError
 from fedveca.runs.build import build
 from fedveca.runs.compare import make_table
 from fedveca.runs.export import export_run
@@ -469,6 +470,32 @@ def test_ones_own_method() -> None:
     assert (done.experiment.method, done.experiment.lr) == ("custom:Lazy(lr=0.02, part=1.0)", 0.02)
     same = run(replace(E, method="fedavg", lr=0.02), data=D, model=net())
     assert all(torch.equal(v, same.model[name]) for name, v in done.model.items())
+
+
+@dataclass(frozen=True)
+class TakesTheName(FedAvg):
+    """FedAvg with a vector under the name of the model's running statistics."""
+
+    where: str = "finish"
+
+    def order(self, state: Any) -> Any:
+        order = super().order(state)
+        return order._replace(aux={"statistics": state.w}) if self.where == "order" else order
+
+    def memory(self, w: Tensor) -> Any:
+        return {"statistics": w} if self.where == "memory" else {}
+
+    def finish(self, order: Any, s: Any, w: Tensor, tau: Tensor) -> Any:
+        vectors, numbers, memory = super().finish(order, s, w, tau)
+        return vectors | ({"statistics": w} if self.where == "finish" else {}), numbers, memory
+
+
+@pytest.mark.parametrize("engine", ["local", "debug"])
+@pytest.mark.parametrize("where", ["order", "memory", "finish"])
+def test_a_vector_cannot_have_the_name_of_the_running_statistics(where: str, engine: Any) -> None:
+    said = f"{where} gives a vector called 'statistics', which is the name of the model's running statistics; give it"
+    with pytest.raises(UserError, match=said):
+        run(replace(E, engine=engine), data=D, model=net(), method=TakesTheName(0.02, where))
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.statistics import Spread
+from fedveca.runs.statistics import CostMean, Spread
 from fedveca.views import comparison as views
 from fedveca.views.comparison import Reached
 from fedveca.views.report.table import make_cost_table, make_csv, make_gaps, make_result_table
 from fedveca.views.series import group_curves
+
+BATCH = Experiment().batch
 
 
 def made(method: str, seed: int, values: list[float], steps: int = 10, **settings: Any) -> Run:
@@ -112,27 +115,61 @@ def test_a_total_that_was_given_is_no_other_budget() -> None:
 
 def test_targets_are_levels_that_a_rival_reaches() -> None:
     c = compared(*TWO)
-    assert [target.value for target in c.targets] == [0.85, 0.9, 0.92]
-    costs = c.targets[-1].costs
-    assert costs[0]["rounds"] == Reached(3, 3, 3, 2, 2)
-    assert costs[0]["steps"] == Reached(30, 30, 30, 2, 2)
-    assert costs[0]["bytes"] == Reached(9, 9, 9, 2, 2)
-    assert costs[0]["seconds"] == Reached(6, 6, 6, 2, 2)
-    assert costs[1]["rounds"] == Reached(math.inf, math.inf, math.inf, 0, 2)
+    assert [target.value for target in c.targets] == [0.8, 0.9, 0.95]
+    costs = c.targets[1].costs
+    for axis, cost in {"rounds": 3, "steps": 30, "rows": 30 * BATCH, "bytes": 9, "seconds": 6}.items():
+        reached = costs[0][axis]
+        assert reached[1:] == (cost, cost, 2, 2)
+        assert reached.cost is not None
+        assert (reached.cost.mean, *(reached.cost.interval or ())) == pytest.approx((cost, cost, cost))
+    assert costs[1]["rounds"] == Reached(None, math.inf, math.inf, 0, 2)
+    assert all(reached["rounds"].arrived == 0 for reached in c.targets[2].costs)  # 95 % is never reached, and is shown
     low = compared(made("fedveca", 0, [0.3, 0.7]), made("fedavg", 0, [0.2, 0.5]))
     assert [target.value for target in low.targets] == [0.5, 0.6, 0.7]
     assert views.find_main_target(low.targets).value == 0.5  # both methods reach it
 
 
-def test_the_spread_until_a_target_knows_seeds_that_never_reach_it() -> None:
+def test_the_cost_until_a_target_knows_seeds_that_never_reach_it() -> None:
     runs = [made("fedveca", s, v) for s, v in enumerate(([0.3, 0.8, 0.8], [0.3, 0.4, 0.8], [0.3, 0.4, 0.5]))]
     (costs,) = compared(*runs).targets[-1].costs
-    assert costs["rounds"] == Reached(3, 2, math.inf, 2, 3)
-    assert views.format_reached("rounds", costs["rounds"]) == "3 (2 to never)"
-    assert views.format_reached("rounds", Reached(math.inf, 2, math.inf, 1, 3)) == "in 1 of 3 seeds"
-    assert views.format_reached("rounds", Reached(math.inf, math.inf, math.inf, 0, 3)) == "never"
-    assert views.format_reached("steps", Reached(1200, 1200, 1200, 1, 1)) == "1,200"
-    assert views.format_reached("bytes", Reached(2_500_000, 1e6, 3e8, 2, 2)) == "2.5 (1 to 300)"
+    assert costs["rounds"][1:] == (2, 3, 2, 3)
+    assert views.format_reached("rounds", costs["rounds"]) == "in 2 of 3 seeds (2 to 3)"
+    one = Reached(CostMean(2, None, 1), 2, 2, 1, 3)
+    assert views.format_reached("rounds", one) == "in 1 of 3 seeds (2)"
+    assert views.format_reached("rounds", Reached(None, math.inf, math.inf, 0, 3)) == "never"
+    assert views.format_reached("steps", Reached(CostMean(1200, None, 1), 1200, 1200, 1, 1)) == "1,200"
+    both = Reached(CostMean(2_500_000, (1e6, 3e8), 2), 2e6, 3e6, 2, 2)
+    assert views.format_reached("bytes", both) == "2.5 [1, 300]"
+    said = views.explain_costs(compared(*runs))
+    assert said[1].startswith("Where some seeds never reach it: how many do")
+    (cells,) = (row[2] for row in make_cost_table(compared(*runs)).rows)  # type: ignore[union-attr]
+    assert (cells[-5].text, cells[-5].small) == ("2 of 3", "seeds (2 to 3)")
+
+
+def test_a_target_that_runs_have_is_among_the_targets() -> None:
+    runs = [replace(run, experiment=replace(run.experiment, target=0.7)) for run in TWO]
+    assert [target.value for target in compared(*runs).targets] == [0.7, 0.8, 0.9, 0.95]
+    entries = views.list_targets(compared(*runs))
+    assert entries[0] == {
+        "quantity": "test_accuracy",
+        "target": 0.7,
+        "method": "FedVeca",
+        "cost": "rounds",
+        "mean": pytest.approx(2),
+        "interval": pytest.approx((2, 2)),
+        "reached": 2,
+        "seeds": 2,
+    }
+    assert {entry["mean"] for entry in entries if entry["target"] == 0.95} == {None}
+
+
+def test_runs_that_ended_early_are_named() -> None:
+    short = made("fedavg", 0, [0.3, 0.8])
+    short.summary["ended"] = "target"
+    c = compared(made("fedveca", 0, [0.3, 0.8, 0.9]), replace(short, experiment=replace(short.experiment, rounds=3)))
+    assert views.describe_early_ends(c.curves) == "Ended early by target or patience: FedAvg after round 2."
+    assert views.describe_early_ends(c.curves) in views.explain_table(c)
+    assert c.budgets == "20 to 30 local steps"
 
 
 def test_a_loss_alone_has_targets_on_its_way_down() -> None:
@@ -147,7 +184,7 @@ def test_a_loss_alone_has_targets_on_its_way_down() -> None:
 
     c = compared(lossy("fedveca", [2.0, 1.0, 0.1]), lossy("fedavg", [2.0, 1.5, 0.9]))
     assert [target.value for target in c.targets] == [1.1, 0.48, 0.2]
-    assert [costs["rounds"].middle for costs in c.targets[0].costs] == [2, 3]
+    assert [costs["rounds"].lowest for costs in c.targets[0].costs] == [2, 3]
     assert views.find_winner(c, "kept", "test_loss") is None
     assert views.find_leader(c, "kept", "test_loss") == 0
     assert views.give_answer(c).startswith("FedVeca has the best test loss of the kept models, 0.1000 (one seed)")
@@ -187,8 +224,10 @@ def test_the_tables_of_a_report() -> None:
     assert (behind[2].text, behind[2].small) == ("−21.00", "[−21.00, −21.00]")
     costs = make_cost_table(c)
     assert costs is not None
-    assert costs.parts[-1].heading == "test accuracy ≥ 92 %"
-    assert [cell.text for cell in costs.rows[0][2][-4:]] == ["3", "30", "9e-06", "6"]
+    assert costs.parts[1].heading == "test accuracy ≥ 90 %"
+    assert [cell.text for cell in costs.rows[0][2][5:10]] == ["3", "30", f"{30 * BATCH:,}", "9e-06", "6"]
+    assert costs.rows[0][2][5].small == "[3, 3]"
+    assert [cell.text for cell in costs.rows[0][2][10:]] == ["never"] * 5
     gaps = make_gaps(c)
     assert gaps is not None
     assert (gaps["best"], gaps["labels"], gaps["unit"]) == ("FedVeca", ["FedAvg"], "points")

@@ -31,7 +31,7 @@ from fedveca.cohorts.flower.messages import (
     quote_names,
     read_answer,
 )
-from fedveca.cohorts.flower.wire import DTYPES, narrow
+from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class NodeTask(NamedTuple):
     statistics: int = 0  # numbers of the model's running statistics S
     scores: Mapping[str, tuple[float, float]] = {}  # what an evaluation gives, by name, and its range
     layout: Layout = NO_LAYOUT  # of the model
+    variances: Tensor | None = None  # which running statistics are variances, [S] of bool: none may become negative
 
 
 class NodeRows(NamedTuple):
@@ -244,6 +245,7 @@ class FlowerCohort:
                 continue
             try:
                 numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
+                self._check_variances(order, vectors)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
@@ -310,6 +312,17 @@ class FlowerCohort:
             name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
             for name, array in arrays.items()
         }
+
+    def _check_variances(self, order: Order, vectors: Named) -> None:
+        """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
+        which = self.task.variances
+        if which is None or STATISTICS not in vectors:
+            return
+        before = order.aux[STATISTICS].detach().cpu().double()[which]
+        after = before + vectors[STATISTICS].double()[which]
+        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
+        if bool((after < -rounding).any()):
+            raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
 
     def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float) -> Message:
         """A client's answer; InvalidAnswer where there is none until the deadline."""

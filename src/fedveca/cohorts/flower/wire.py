@@ -10,6 +10,11 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
+ROUNDING = {
+    "float32": 2**-24,
+    "float16": 2**-11,
+    "bfloat16": 2**-9,
+}  # the most that a number changes on its way, relatively
 
 
 def narrow(v: NDArray[np.generic], wire: str) -> NDArray[np.generic]:

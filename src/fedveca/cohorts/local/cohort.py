@@ -19,7 +19,13 @@ from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
 from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
-from fedveca.cohorts.client_memory import MEMORY_BYTES, ClientMemory, make_new_memory, split_statistics
+from fedveca.cohorts.client_memory import (
+    MEMORY_BYTES,
+    ClientMemory,
+    make_new_memory,
+    reject_statistics,
+    split_statistics,
+)
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
@@ -283,6 +289,7 @@ class LocalCohort:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
         w, s, running = self._step_together(k, algorithm, order, former, loss, g0, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, chunk.table[3][:, None].to(w.dtype))
+        reject_statistics({**vectors, **memory}, "finish")
         if running is not None and shared is not None:
             vectors = vectors | {STATISTICS: running - shared}
             memory = memory | ({STATISTICS: running} if self.local_statistics else {})

@@ -338,7 +338,9 @@ class RunTail:
 def _list_floats(line: Line, over: str, length: int) -> Iterator[tuple[str, Floats]]:
     """The lists of a line that run over this list of clients."""
     for name, value in line.values.items():
-        if name not in ("ids", "tested", "left_out", "faults") and isinstance(value, list):
+        if name not in ("ids", "tested", "left_out", "faults", "candidates", "candidate_loss") and isinstance(
+            value, list
+        ):
             each = (
                 _to_floats(value, length) if (describe_quantity(name).kind == _TESTED) == (over == "tested") else None
             )

@@ -22,8 +22,9 @@ from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import Partition, describe_quantity
+from fedveca.runs.sweep import SweepContent
 from fedveca.version import __version__
-from fedveca.views.comparison import Comparison, compare_curves, explain_table, give_answer
+from fedveca.views.comparison import Comparison, compare_curves, explain_costs, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
 from fedveca.views.report.clients import (
@@ -35,8 +36,10 @@ from fedveca.views.report.clients import (
 from fedveca.views.report.commands import is_from_python, make_commands
 from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
+from fedveca.views.report.sweep import make_sweep_data, make_sweep_section
 from fedveca.views.report.table import GapData, make_cost_table, make_csv, make_gaps, make_result_table
 from fedveca.views.series import Curve, group_curves, group_sections
+from fedveca.views.sweep import find_sweeps
 
 HERE = Path(__file__).parent
 AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
@@ -86,7 +89,8 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     """Writes a report whole or not at all.
 
     Args:
-        runs: The runs to compare; those of different tasks get sections of their own.
+        runs: The runs to compare; those of different tasks get sections of their own. Of a sweep, the runs that chose
+            the settings are not compared with those that have them: a section shows what they found.
         path: The HTML file; its folder is made where it is missing.
 
     Returns:
@@ -97,8 +101,9 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     """
     path, runs = Path(path), check_runs(runs)
     require_file(path)
+    runs, sweeps = find_sweeps(runs)
     sections = [group_curves(mine) for mine in group_sections(runs)]
-    content = render_page(sections).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
+    content = render_page(sections, sweeps).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,10 +112,10 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     return {"report": str(path), "runs": len(runs), "sections": len(sections), "bytes": len(content)}
 
 
-def render_page(sections: Sequence[Sequence[Curve]]) -> str:
+def render_page(sections: Sequence[Sequence[Curve]], sweeps: Sequence[tuple[Path, SweepContent]] = ()) -> str:
     """The whole file as text; the templates escape every word that comes from a folder."""
     files = HERE / "page"
-    scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "clients.js", "report.js")]
+    scripts = [(files / name).read_text("utf-8") for name in ("charts.js", "clients.js", "sweep.js", "report.js")]
     hashes = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (plotly_script(), *scripts)
     )
@@ -118,6 +123,7 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
     for mine, comparison in zip(data, comparisons, strict=True):
         mine["csv"], mine["gaps"] = make_csv(comparison), make_gaps(comparison)
         mine["clients"], mine["confusions"] = make_clients(comparison.curves), make_confusions(comparison.curves)
+    numbers = {"sections": data, "sweeps": [make_sweep_data(content) for _, content in sweeps]}
     count = sum(len(c.runs) + c.identical + c.conflicting for curves in sections for c in curves)
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -140,8 +146,12 @@ def render_page(sections: Sequence[Sequence[Curve]]) -> str:
             _render_section(templates.get_template("section.html"), at, comparison, mine, len(sections) > 1)
             for at, (comparison, mine) in enumerate(zip(comparisons, data, strict=True))
         ],
+        sweeps=[
+            _render_sweep(templates.get_template("sweep.html"), at, content, home.name if len(sweeps) > 1 else "")
+            for at, (home, content) in enumerate(sweeps)
+        ],
         runs=count,
-        data=json.dumps({"sections": data}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        data=json.dumps(numbers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         plotly=pack_script(),
         scripts=scripts,
     )
@@ -161,6 +171,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         results=make_result_table(comparison),
         notes=explain_table(comparison),
         costs=make_cost_table(comparison),
+        cost_notes=explain_costs(comparison),
         gaps=_make_gap_figure(data["gaps"]),
         several_seeds=any(len(curve.runs) > 1 for curve in curves),
         axes=AXIS_LABELS,
@@ -180,6 +191,18 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         settings=_list_settings(runs),
         environments=_read_environments(runs),
     )
+
+
+class RenderedSweep(NamedTuple):
+    """The section on a sweep."""
+
+    heading: str
+    html: str
+
+
+def _render_sweep(template: Template, at: int, content: SweepContent, name: str) -> RenderedSweep:
+    heading = f"How the settings were chosen{f': {name}' if name else ''}"
+    return RenderedSweep(heading, template.render(at=at, heading=heading, section=make_sweep_section(content)))
 
 
 def _make_curves_figure(name: str, data: SectionData) -> Figure:

@@ -23,7 +23,7 @@ from fedveca.views.comparison import (
     name_quantity,
 )
 
-COSTS = {"rounds": "rounds", "steps": "local steps", "bytes": "MB sent", "seconds": "seconds"}
+COST_HEADINGS = {"rounds": "rounds", "steps": "local steps", "rows": "rows", "bytes": "MB sent", "seconds": "seconds"}
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins with one may be run by a spreadsheet
 
 
@@ -105,26 +105,29 @@ def make_gap_cell(name: str, gap: Difference | None, best: bool) -> Cell:
 
 
 def make_cost_table(comparison: Comparison) -> ReportTable | None:
-    """Rounds, local steps, bytes and seconds until every target; None where there is no target."""
+    """Rounds, local steps, rows, bytes and seconds until every target; None where there is no target."""
     c = comparison
     if not c.targets:
         return None
     sign = "≥" if c.directions[c.metric] == "higher" else "≤"
     parts = [
-        TablePart(f"{name_quantity(c.metric)} {sign} {format_target(c.metric, target.value)}", list(COSTS.values()))
+        TablePart(
+            f"{name_quantity(c.metric)} {sign} {format_target(c.metric, target.value)}", list(COST_HEADINGS.values())
+        )
         for target in c.targets
     ]
     rows = []
     for i, row in enumerate(c.rows):
         cells = []
         for target in c.targets:
-            for axis in COSTS:
+            for axis in COST_HEADINGS:
                 reached = target.costs[i][axis]
-                text, _, small = format_reached(axis, reached).removeprefix("in ").partition(" (")
-                if text.endswith(" seeds"):
-                    text, small = text.removesuffix(" seeds"), "seeds"
-                value = reached.middle if reached.arrived * 2 > reached.seeds else 1e300 - reached.arrived
-                cells.append(Cell(text, small.removesuffix(")").replace(" to ", "–"), value))
+                text, _, small = format_reached(axis, reached).removeprefix("in ").partition(" [")
+                small = small and f"[{small}"
+                if not reached.complete:
+                    text, _, small = text.partition(" seeds ")
+                value = reached.cost.mean if reached.cost and reached.complete else 1e300 - reached.arrived
+                cells.append(Cell(text, small and f"seeds {small}" if not reached.complete else small, value))
         rows.append((row.label, "", cells))
     return ReportTable(parts, rows)
 

@@ -17,6 +17,7 @@ from fedveca.views.comparison import (
     Comparison,
     Target,
     compare_curves,
+    explain_costs,
     explain_table,
     find_gap,
     find_leader,
@@ -30,7 +31,7 @@ from fedveca.views.comparison import (
 )
 from fedveca.views.series import Which, group_curves
 
-COSTS = {"rounds": "rounds", "steps": "local steps", "bytes": "MB", "seconds": "seconds"}
+COST_LABELS = {"rounds": "rounds", "steps": "local steps", "rows": "rows", "bytes": "MB", "seconds": "seconds"}
 
 
 class Column(NamedTuple):
@@ -67,7 +68,7 @@ def make_method_table(runs: Sequence[Run], name: str, width: int = 80) -> Table:
         page.add_row(_fit([Column("", "method", labels), *_list_costs(comparison, targets)], width))
     page.add_row("")
     page.add_row(Text(give_answer(comparison)))
-    page.add_row(Text(" ".join([*explain_table(comparison), *_explain_costs(comparison)]), style="dim"))
+    page.add_row(Text(" ".join([*explain_table(comparison), *explain_costs(comparison)]), style="dim"))
     return page
 
 
@@ -124,22 +125,12 @@ def _show_values(comparison: Comparison, which: Which, name: str) -> list[Text]:
 def _list_costs(comparison: Comparison, targets: Sequence[Target]) -> list[Column]:
     """Rounds until every target; all other costs until the main one, whose rounds are the last to go."""
     columns, main = [], find_main_target(targets)
-    asked = [(target, "rounds") for target in targets] + [(main, axis) for axis in COSTS if axis != "rounds"]
+    asked = [(target, "rounds") for target in targets] + [(main, axis) for axis in COST_LABELS if axis != "rounds"]
     for rank, (target, axis) in enumerate(asked, 1):
         cells = [Text(format_reached(axis, costs[axis])) for costs in target.costs]
         heading = format_target(comparison.metric, target.value)
-        columns.append(Column(heading, COSTS[axis], cells, 0 if target is main and axis == "rounds" else rank))
+        columns.append(Column(heading, COST_LABELS[axis], cells, 0 if target is main and axis == "rounds" else rank))
     return columns
-
-
-def _explain_costs(comparison: Comparison) -> list[str]:
-    if not comparison.targets:
-        return []
-    several = any(row.seeds > 1 for row in comparison.rows)
-    range_ = "median over seeds (lowest to highest); " if several else ""
-    every = {run.experiment.test_every for curve in comparison.curves for run in curve.runs}
-    tested = f", tested every {max(every)} rounds" if max(every) > 1 else ""
-    return [f"Costs until a target: {range_}never: not reached within the run{tested}."]
 
 
 def _show(value: Spread, axis: str) -> Text:

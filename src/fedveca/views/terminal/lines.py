@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from fedveca.algorithms.registry import is_adaptive
+from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
@@ -50,9 +51,10 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def name_run(e: Experiment) -> str:
-    """A run among others: its method and its seed."""
-    return f"{e.method} seed {e.seed}"
+def name_run(e: Experiment, keys: Sequence[str] = ()) -> str:
+    """A run among others: its method and its seed, and where it is one of a sweep the settings that are swept."""
+    swept = [f"{key}={getattr(e, key)}" for key in keys if concerns(key, e.method)]
+    return " ".join((e.method, *swept, f"seed {e.seed}"))
 
 
 def count_runs(count: int) -> str:
@@ -60,11 +62,13 @@ def count_runs(count: int) -> str:
     return f"{count} run{'' if count == 1 else 's'}"
 
 
-def describe_round(e: Experiment, record: Round, left: float | None = None, width: int = 10**6) -> str:
+def describe_round(
+    e: Experiment, record: Round, left: float | None = None, width: int = 10**6, keys: Sequence[str] = ()
+) -> str:
     """A round in one line of at most `width` characters; what matters less is left out where it does not fit."""
     metric, tau = find_metric([record]), record["tau"]
     value, loss = get_number(record, metric), get_number(record, "test_loss")
-    parts = [(0, name_run(e)), (0, f"round {record['round'] + 1}/{e.rounds}")]
+    parts = [(0, name_run(e, keys)), (0, f"round {record['round'] + 1}/{e.rounds}")]
     if value is not None and loss is not None:
         parts.append((1, f"{short_label(metric)} {format_value(metric, value)}"))
         parts.append((3, f"loss {format_value('test_loss', loss)}"))
@@ -91,9 +95,9 @@ def fit_parts(parts: list[tuple[int, str]], width: int) -> str:
     return line
 
 
-def describe_end(run: Run, width: int = 10**6, before: str = "") -> str:
+def describe_end(run: Run, width: int = 10**6, before: str = "", keys: Sequence[str] = ()) -> str:
     """A run that is over, in one line."""
-    name = f"{before}{name_run(run.experiment)}"
+    name = f"{before}{name_run(run.experiment, keys)}"
     if run.diverged:
         return f"{name}  diverged: {run.summary['stopped']}"
     kept, metric = run.summary["kept"], run.metric

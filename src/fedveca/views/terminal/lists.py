@@ -110,8 +110,8 @@ def show_setting(console: Console, key: str) -> None:
         facts["allowed"] = setting["allowed"]
     elif FIELDS[key].metadata["some"]:
         facts["allowed"] = f"{setting['allowed']}, with commas between"
-    if key == "model":
-        facts["allowed"] = f"one of these, or {FACTORY_FORM}"
+    if forms := {"model": (FACTORY_FORM,), "method": FIELDS["method"].metadata["forms"]}.get(key):
+        facts["allowed"] = f"one of these, or {' or '.join(forms)}"
     facts["used by"] = ", ".join(setting["methods"]) or "every method"
     with_it = {name: table[key] for name in presets() if key in (table := preset(name))}
     if with_it:
@@ -195,6 +195,8 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "init": "torch",
     "test_share": "0.3 test_by=client",
     "val": "0.1",
+    "target": "0.9",
+    "patience": "10 val=0.1",
     "finetune_steps": "5 test_by=client",
     "momentum": "0.9",
     "nesterov": "on momentum=0.9",
@@ -209,6 +211,7 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "lr_final": "0.1 lr_schedule=cosine",
     "lr_every": "20 lr_schedule=step",
     "lr_decay": "0.5 lr_schedule=step",
+    "method_options": "by_rows=off method=corrected",
     "server_optimizer": "momentum",
     "server_lr": "0.5",
     "server_momentum": "0.8 server_optimizer=momentum",

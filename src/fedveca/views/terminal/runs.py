@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveca.errors import count_noun
+from fedveca.runs.early_stopping import describe_ending
 from fedveca.runs.experiment import FIELDS, Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import how_to_resume
@@ -94,6 +95,8 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         s = run.summary
         steps, rounds = count_noun(s["tau_all"], "local step"), count_noun(len(run.rounds), "round")
         console.print(f"{steps} in {rounds}, {sum_costs(run)['seconds'][-1] if run.rounds else 0:.1f} s")
+        if run.ended:
+            console.print(Text(describe_ending(run.experiment, run.ended, len(run.rounds))))
     if part := read_partition(run, clients=200):
         _show_heading(console, "partition")
         sizes = part["sizes"]
@@ -110,7 +113,7 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         if run.summary:
             what = "for more rounds"
             resume += f" rounds={2 * run.experiment.rounds}" if resume.startswith("fedveca ") else ""
-        if row.state != "running" and not run.diverged:
+        if row.state != "running" and not run.diverged and not run.ended:
             console.print(Text(f"{what}: {resume}"), soft_wrap=True)
 
 

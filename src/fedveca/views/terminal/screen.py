@@ -24,6 +24,7 @@ from fedveca.errors import count_noun
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import ComparisonObserver, Observer
+from fedveca.runs.run import log_of_results
 from fedveca.runs.schema import Round
 from fedveca.views.notebook import NotebookProgress, is_notebook
 from fedveca.views.terminal.console import make_console
@@ -55,13 +56,14 @@ class _Row:
     record: Round | None = None
     pace: Pace = field(default_factory=Pace)
     left_out: int = 0  # rounds in which clients were
+    keys: tuple[str, ...] = ()  # settings in which it differs from the other runs of a sweep
 
     def __rich_console__(self, console: Console, options: object) -> list[Table]:
         e, k = self.experiment, self.record["round"] + 1 if self.record else 0
         bar = [ProgressBar(total=e.rounds, completed=k, width=BAR)] if console.width >= NARROW else []
-        text = f"{name_run(e)}  starting"
+        text, width = f"{name_run(e, self.keys)}  starting", console.width - (BAR + 1 if bar else 0)
         if self.record:
-            text = describe_round(e, self.record, self.pace.left(e.rounds - k), console.width - (BAR + 1 if bar else 0))
+            text = describe_round(e, self.record, self.pace.left(e.rounds - k), width, self.keys)
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_row(*bar, Text(text, no_wrap=True, overflow="ellipsis"))
         return [line]
@@ -79,6 +81,7 @@ class Screen(ComparisonObserver):
         self._rows: dict[str, _Row] = {}  # runs under way; one run, or one per worker
         self._total = self._done = 0  # runs of a comparison
         self._began = self._spoke = time.monotonic()
+        self._keys: tuple[str, ...] = ()  # settings that are swept
         self._head: list[str] = []  # of a comparison, until its first run has begun
         self._handler = _LogHandler(self)
         self._show_warning = warnings.showwarning
@@ -113,6 +116,11 @@ class Screen(ComparisonObserver):
             self.warn(str(message))
         else:
             self._show_warning(message, category, filename, lineno, file, line)
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the runs under way are trials of a sweep."""
+        return bool(self._keys)
 
     def _stop_progress(self) -> None:
         if self._live.is_started:
@@ -162,9 +170,26 @@ class Screen(ComparisonObserver):
 
     def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
         """A comparison begins."""
-        self._total, self._done = len(methods) * seeds, 0
-        runs = count_runs(self._total)
-        each = f"{len(methods)} method{'s' * (len(methods) > 1)} x {seeds} seed{'s' * (seeds > 1)} = {runs}"
+        self._plan(len(methods) * seeds, f"{count_noun(len(methods), 'method')}", experiment, seeds, workers, folder)
+
+    def plan_tuning(
+        self,
+        experiment: Experiment,
+        methods: tuple[str, ...],
+        keys: tuple[str, ...],
+        trials: int,
+        seeds: int,
+        workers: int,
+        folder: Path,
+    ) -> None:
+        """A sweep begins."""
+        what = f"tuning {count_noun(len(methods), 'method')}: {count_noun(trials, 'trial')}"
+        self._plan(trials * seeds, what, experiment, seeds, workers, folder)
+        self._keys = keys
+
+    def _plan(self, runs: int, what: str, experiment: Experiment, seeds: int, workers: int, folder: Path) -> None:
+        self._total, self._done, self._keys, self._rows = runs, 0, (), {}
+        each = f"{what} x {count_noun(seeds, 'seed')} = {count_runs(runs)}"
         about = describe_start(experiment, self.device or "CPU")[0].split(", ")[1:]  # without the method
         about = [part for part in about if not part.startswith("seed ") and (self.device or not part.startswith("on "))]
         side_by_side = [f"{workers} workers"] if workers > 1 else []
@@ -178,7 +203,7 @@ class Screen(ComparisonObserver):
 
     def start(self, experiment: Experiment, folder: Path | None) -> None:
         """A run begins."""
-        self._rows = {"": _Row(experiment)}
+        self._rows = {"": _Row(experiment, keys=self._keys)}
         self._show_head()
         if not self.quiet and not self._total:
             for line in describe_start(experiment, self.device or find_device(folder), self._width, folder):
@@ -192,7 +217,7 @@ class Screen(ComparisonObserver):
 
     def begin_in_worker(self, experiment: Experiment, folder: Path) -> None:
         """A run of another process begins."""
-        self._rows[str(folder)] = _Row(experiment)
+        self._rows[str(folder)] = _Row(experiment, keys=self._keys)
         self._show_head()
 
     def see_round_in_worker(self, folder: Path, record: Round) -> None:
@@ -211,7 +236,7 @@ class Screen(ComparisonObserver):
                 self.warn(f"{name_run(e)}: round {k}: client {fault['client']} {fault['what']}")
         if diverged := sorted(set(record["left_out"]) - {fault["client"] for fault in faults}):
             row.left_out += 1
-            if row.left_out <= REPEATS:
+            if row.left_out <= REPEATS and not row.keys:
                 clients = ", ".join(map(str, diverged))
                 more = "; later rounds are not reported here" if row.left_out == REPEATS else ""
                 self.warn(f"{name_run(e)}: round {k}: left out, not finite: client {clients}{more}")
@@ -219,18 +244,18 @@ class Screen(ComparisonObserver):
             return
         tenth = k % max(1, e.rounds // 10) == 0 or k == e.rounds
         if time.monotonic() - self._spoke > SILENCE if self._total else tenth:
-            self._say(describe_round(e, record, row.pace.left(e.rounds - k)))
+            self._say(describe_round(e, record, row.pace.left(e.rounds - k), keys=row.keys))
 
     def end(self, run: Run) -> None:
         """A run is over; those of a comparison leave a line."""
         if self._rows.pop(str(run.folder), None):  # its process has shown no warning
-            for text in run.summary.get("warnings", []):
+            for text in run.summary.get("warnings", []) if not self._keys else ():
                 self.warn(f"{name_run(run.experiment)}: {text}")
         if self._total:
             self._rows.pop("", None)
             self._done += 1
             if run.summary and not self.quiet:
-                self._say(describe_end(run, self._width, f"run {self._done} of {self._total}: "))
+                self._say(describe_end(run, self._width, f"run {self._done} of {self._total}: ", self._keys))
 
     def count_done(self, run: Run) -> None:
         """A run of the comparison that an earlier command has finished."""
@@ -299,4 +324,6 @@ class _LogHandler(logging.Handler):
         self.screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.screen.is_tuning and record.name == log_of_results.name:
+            return  # many settings of a sweep fail, and what is chosen does not
         (self.screen.warn if record.levelno >= logging.WARNING else self.screen.note)(self.format(record))

@@ -13,8 +13,8 @@ const isWorst = (name) => /^clients_(?!loss_).+_worst$/.test(name);
 const isOfClients = (name) => /^client_(test|tuned)_/.test(name); // a list over the clients that tested the model
 const MOST_HEATS = 6, MOST_IN_HOVER = 12, MOST_NOTES = 6;
 
-// The metrics first, then the usual names.
-const sortNames = (names) => [...new Set([...names.filter((name) => isTest(name) && name !== "test_loss"), ...names.filter(isWorst), ...USUAL, ...names])].filter((name) => names.includes(name));
+// The metrics first, then the worst tenth of the clients, losses and validation, the usual names.
+const sortNames = (names) => [...new Set([...names.filter((name) => /^test_(?!loss$)/.test(name)), ...names.filter(isWorst), ...names.filter(isTest), ...USUAL, ...names])].filter((name) => names.includes(name));
 const tall = (clients) => Math.min(440, Math.max(150, 70 + 16 * clients));
 
 export class Charts {

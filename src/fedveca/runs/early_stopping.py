@@ -1,0 +1,72 @@
+"""When a run ends before its last round: at its target, or without improvement for too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from fedveca.errors import UserError, count_noun
+from fedveca.runs.experiment import Experiment
+from fedveca.runs.schema import SCHEMA, Direction, EndReason, Round, get_number
+from fedveca.runs.statistics import rounds_to_reach
+
+
+class EarlyStopping:
+    """Judges each round by its record alone, so that a run that was resumed ends in the same round.
+
+    Args:
+        e: The settings `target` and `patience`.
+        measure: The name of the first metric, such as accuracy.
+        better: What a custom metric stated about itself.
+        records: The rounds that are done.
+
+    Raises:
+        UserError: Where there is a target, but the metric does not state whether a higher value is better.
+    """
+
+    def __init__(self, e: Experiment, measure: str, better: Direction | None, records: Iterable[Round] = ()) -> None:
+        self.target, self.patience = e.target, e.patience
+        self.goal, self.watched = name_goal(e, measure), name_watched(e)
+        known = SCHEMA.get(f"test_{measure}")
+        self.better = known.better if known else better
+        if self.target and self.better is None:
+            raise UserError(
+                f"target={e.target:g} needs a metric that states whether a higher or a lower value is better; "
+                f"{measure} does not: see fedveca.metric"
+            )
+        self.ended: Literal["", "target", "patience"] = ""
+        self._best, self._best_round = math.inf, -1
+        for record in records:
+            self.judge(record)
+
+    def judge(self, record: Round) -> bool:
+        """Whether the run ends with this round; the same record may be judged again, once it has test values."""
+        value = get_number(record, self.watched)
+        if value is not None and value < self._best:
+            self._best, self._best_round = value, record["round"]
+        if self.target and self.better and rounds_to_reach([get_number(record, self.goal)], self.target, self.better):
+            self.ended = "target"
+        elif self.patience and record["round"] - self._best_round >= self.patience:
+            self.ended = "patience"
+        return bool(self.ended)
+
+
+def name_goal(e: Experiment, measure: str) -> str:
+    """The recorded value that the target is for: that of the validation rows where there are any."""
+    return f"{'val' if e.val else 'test'}_{measure}"
+
+
+def name_watched(e: Experiment) -> str:
+    """The recorded loss that has to fall: that of the validation rows where there are any, never of test rows."""
+    return "val_loss" if e.val else "train_loss"
+
+
+def describe_ending(e: Experiment, reason: EndReason, rounds: int) -> str:
+    """Why a run ended before its last round, in words."""
+    why = {
+        "target": f"its target of {e.target:g} was reached",
+        "patience": f"its loss had not fallen for {count_noun(e.patience, 'round')}",
+        "stop": "it was asked to stop",
+    }
+    return f"it ended after round {rounds} of {e.rounds}, because {why[reason]}"

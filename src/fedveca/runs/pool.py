@@ -1,0 +1,241 @@
+"""Many runs, one after another in this process or side by side in others: each is finished, resumed or begun."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import torch
+
+from fedveca.errors import UserError
+from fedveca.runs.experiment import Experiment, read_experiment
+from fedveca.runs.files import LineTail
+from fedveca.runs.folder import Run
+from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
+from fedveca.runs.lock import lock_folder
+from fedveca.runs.observers import ComparisonObserver, Observer
+from fedveca.runs.overrides import CustomObjects, name_objects
+from fedveca.runs.resources import discard_unbegun
+from fedveca.runs.run import log_of_results, resume, run
+from fedveca.runs.schema import parse_object, validate_round
+from fedveca.tasks.datasets.dataset import load
+from fedveca.tasks.names import CUSTOM
+
+NO_OBJECTS: CustomObjects = {}
+LOOK_SECONDS = 0.2  # between two looks at what workers have written
+MOST_LINE = 2**28  # bytes of a line of rounds.jsonl
+FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+
+
+class RunJob(Protocol):
+    """Some runs that depend on each other; it travels to the process that runs it."""
+
+    @property
+    def folders(self) -> list[Path]: ...
+
+    def __call__(
+        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
+    ) -> list[Run]: ...
+
+
+class RunPool:
+    """Runs jobs, several at a time where there are workers; the first Ctrl-C or SIGTERM ends them between two rounds.
+
+    Args:
+        workers: Processes; 1 is this one.
+        observers: Who sees the rounds. Of runs in other processes they see the ends alone, unless they are a
+            `ComparisonObserver`.
+        custom: Objects that all runs share; only in this process.
+    """
+
+    def __init__(self, workers: int, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS) -> None:
+        self.workers, self.observers, self.custom = workers, observers, custom
+        self.watching = [observer for observer in observers if isinstance(observer, ComparisonObserver)]
+        self._flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
+        self._context = contextlib.ExitStack()
+        self._pool: ProcessPoolExecutor | None = None
+        self._others: set[Any] = set()
+
+    def __enter__(self) -> RunPool:
+        listening = listen_for_signals(first=lambda: setattr(self._flag, "value", 1))
+        self._stopping = self._context.enter_context(listening)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._context:
+            if self._pool and error and not isinstance(error, Stopped):
+                for child in set(multiprocessing.active_children()) - self._others:
+                    child.kill()  # what it wrote is whole
+            if self._pool:
+                self._pool.shutdown(cancel_futures=True)  # each worker ends its round
+        if isinstance(error, Stopped):
+            raise Stopped("stopped after a whole round, all saved; the same command resumes it") from None
+
+    def share_data(self, e: Experiment, folders: Sequence[Path]) -> None:
+        """Reads data that do not depend on the seed once, before anything is written, unless all runs are finished."""
+        if "data" not in self.custom and not all((folder / "summary.json").exists() for folder in folders):
+            own = e.data == "synthetic" or e.data.startswith(CUSTOM)
+            self.custom = {**self.custom, "data": None if own else load(e.data, e.data_dir)}
+
+    def run(self, jobs: Sequence[RunJob]) -> Iterator[list[Run]]:
+        """The runs of each job, in the order of the jobs."""
+        if self.workers == 1:
+            for job in jobs:
+                yield job(self._stopping, self.observers, self.custom)
+            return
+        follower = Follower([folder for job in jobs for folder in job.folders], self.watching)
+        try:
+            for future in [self._start().submit(_in_worker, job) for job in jobs]:
+                while wait([future], LOOK_SECONDS).not_done:
+                    follower.look()
+                batch = future.result()
+                follower.look()
+                for observer, done in product(self.observers, batch):
+                    if observer not in self.watching:  # which saw it as soon as it was over
+                        observer.end(done)
+                yield batch
+        except BrokenProcessPool as error:
+            raise OSError("a worker was ended from outside; the same command resumes it") from error
+
+    def _start(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._others = set(multiprocessing.active_children())
+            threads = max(1, torch.get_num_threads() // self.workers)
+            self._pool = ProcessPoolExecutor(self.workers, FRESH, _worker, (threads, self._flag))
+        return self._pool
+
+
+def complete_run(
+    e: Experiment,
+    folder: Path,
+    device: str,
+    stop: StopRequest,
+    observers: tuple[Observer, ...] = (),
+    custom: CustomObjects = NO_OBJECTS,
+) -> Run:
+    """The finished run of these settings in a folder: as it lies there, resumed, or run now."""
+    if done := find_finished(folder, e, custom):
+        for watcher in (observer for observer in observers if isinstance(observer, ComparisonObserver)):
+            watcher.count_done(done)
+        return done
+    if stop():
+        raise Stopped
+    if folder.exists():
+        return resume(folder, device=device, observers=observers, data_dir=e.data_dir, stop=stop, **custom)
+    with discard_unbegun(folder):
+        return run(e, folder, device=device, observers=observers, stop=stop, **custom)
+
+
+def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = NO_OBJECTS) -> Run | None:
+    """The run of this experiment that `folder` holds; one that never began is removed, another's is rejected.
+
+    Where the data are and who tracks the run decide no number, so they may differ.
+    """
+    if not folder.exists():
+        return None
+    names = {path.name for path in folder.iterdir() if path.name[0] != "." and path.stat().st_size}
+    early = {"experiment.toml", "environment.json", "partition.json"}
+    if not {"experiment.toml", "rounds.jsonl"} <= names and names <= early:
+        with lock_folder(folder):
+            shutil.rmtree(folder)  # stopped before its first round
+        return None
+    done = Run.open(folder)
+    e = name_objects(experiment, **(dict.fromkeys(CustomObjects.__annotations__) | custom))
+    if custom.get("partition") is not None:
+        e = replace(e, clients=done.experiment.clients)
+    if replace(done.experiment, data_dir="", track="") != replace(e, data_dir="", track=""):
+        raise UserError(f"{folder} holds a run with other settings; name another folder")
+    return done if done.summary else None
+
+
+class Follower:
+    """Reads what workers write into their run folders and passes it on: no channel that a killed worker could break.
+
+    Args:
+        folders: The run folders of the comparison, there already or not.
+        observers: Who sees the rounds of these runs, and their ends.
+    """
+
+    def __init__(self, folders: list[Path], observers: list[ComparisonObserver]) -> None:
+        self.observers = observers
+        self._begun: set[Path] = set()
+        self._tails: dict[Path, LineTail] = {}
+        for folder in folders if observers else ():
+            if (folder / "summary.json").exists():
+                self._pass_on(folder, "count_done")
+                continue
+            self._tails[folder] = LineTail(folder, "rounds.jsonl", MOST_LINE)
+            with contextlib.suppress(OSError, ValueError):
+                self._tails[folder].read()  # of a run that was interrupted
+
+    def look(self) -> None:
+        """Passes on what has been written since the last look."""
+        for folder, tail in list(self._tails.items()):
+            with contextlib.suppress(OSError, ValueError):
+                self._look_at(folder, tail)
+
+    def _look_at(self, folder: Path, tail: LineTail) -> None:
+        before, ended = tail.count, (folder / "summary.json").exists()
+        lines = tail.read()
+        if folder not in self._begun and (lines or (before == 0 and (folder / "experiment.toml").exists())):
+            experiment = read_experiment((folder / "experiment.toml").read_text("utf-8"))
+            self._begun.add(folder)
+            for observer in self.observers:
+                observer.begin_in_worker(experiment, folder)
+        if lines and not ended:
+            record = parse_object(lines[-1], "rounds.jsonl")
+            if validate_round(record, tail.count - 1):
+                for observer in self.observers:
+                    observer.see_round_in_worker(folder, record)
+        if ended:
+            del self._tails[folder]
+            self._pass_on(folder, "end")
+
+    def _pass_on(self, folder: Path, call: Literal["count_done", "end"]) -> None:
+        with contextlib.suppress(UserError):  # the worker finds the same, and its error is the command's
+            run = Run.open(folder)
+            for observer in self.observers:
+                (observer.end if call == "end" else observer.count_done)(run)
+
+
+_flag: Any = None  # in a worker: whether to stop
+_busy = threading.Lock()
+
+
+def _worker(threads: int, flag: Any) -> None:
+    global _flag
+    _flag = flag
+    torch.set_num_threads(threads)
+    log_of_results.disabled = True  # the parent shows what the summaries say
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the parent gets them and sets the flag
+    threading.Thread(target=_outlived, daemon=True).start()
+
+
+def _in_worker(job: RunJob) -> list[Run]:
+    with _busy:
+        return job(lambda: bool(_flag.value))
+
+
+def _outlived() -> None:
+    """A worker whose parent was killed ends its round and exits."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    _flag.value = 1
+    with _busy:
+        os._exit(1)

@@ -1,0 +1,5 @@
+"""`python -m studies.personal`: see run.py."""
+
+from studies.personal.run import main
+
+main()
