@@ -235,7 +235,7 @@ def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
 
 def advise(recent: Iterable[tuple[int, Norms]], guarded: bool = False) -> str:
     """What to do about a run that diverged: who sent by far the longest update of the last rounds, if anyone did."""
-    most, advice = MARGIN, "a smaller lr usually helps" + ("" if guarded else "; or try guard=on")
+    most, advice = MARGIN, "a smaller lr usually helps" + ("" if guarded else ", or guard=on")
     for k, (ids, norms) in recent:
         for row in norms.double().cpu():
             clients, row = ids[torch.isfinite(row)], row[torch.isfinite(row)]

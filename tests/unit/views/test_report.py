@@ -434,6 +434,6 @@ def test_a_report_says_what_the_guard_did(tmp_path: Path) -> None:
     words_of_run = ["model=svm", "partition=iid", "batch=8", "lr=1", "rounds=8", "method=fedavg", "guard=on"]
     main(["run", *words_of_run, "--out", str(out), "--device", "cpu", "--quiet"])
     back = [record["round"] + 1 for record in Run.open(out).rounds if "guarded" in record]
-    times = "once" if len(back) == 1 else f"{len(back)} times"
+    times = {1: "once", 2: "twice"}.get(len(back), f"{len(back)} times")
     said = f"FedAvg, seed 0: the guard returned to the best model {times}, first in round {back[0]}"
     assert said in words(reported(out))

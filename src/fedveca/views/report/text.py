@@ -72,7 +72,7 @@ def _warn(run: Run) -> list[str]:
     texts = run.summary.get("warnings", recorded)
     guarded = [record["round"] + 1 for record in run.rounds if "guarded" in record]
     if guarded:
-        times = "once" if len(guarded) == 1 else f"{len(guarded)} times"
+        times = {1: "once", 2: "twice"}.get(len(guarded), f"{len(guarded)} times")
         texts = [f"the guard returned to the best model {times}, first in round {guarded[0]}", *texts]
     return [*texts, f"stopped: {run.summary['stopped']}"] if "stopped" in run.summary else texts
 
