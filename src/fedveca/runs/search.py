@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fedveca.errors import UserError, printable, show_value
 from fedveca.runs.experiment import FIELDS, TYPES, Experiment, check_setting, choices, parse_settings
@@ -181,7 +181,8 @@ class OptunaSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.planned, self._space, self._optuna = trials, space, optuna
         sampler = optuna.samplers.TPESampler(seed=seed)
-        direction = "maximize" if better == "higher" else "minimize"
+        directions = optuna.study.StudyDirection
+        direction = directions.MAXIMIZE if better == "higher" else directions.MINIMIZE
         self._study = optuna.create_study(sampler=sampler, direction=direction)
         self._asked: list[Trial] = []
 
@@ -202,8 +203,7 @@ class OptunaSearch:
 
 def _suggest(trial: Trial, key: str, values: ValueSet) -> TriedValue:
     if not isinstance(values, ValueRange):
-        chosen: TriedValue = trial.suggest_categorical(key, list(values))
-        return chosen
+        return cast(TriedValue, trial.suggest_categorical(key, list(values)))
     if values.whole:
         return int(trial.suggest_int(key, int(values.low), int(values.high), log=values.log))
     found = float(f"{trial.suggest_float(key, values.low, values.high, log=values.log):.{DIGITS}g}")
