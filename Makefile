@@ -52,7 +52,7 @@ fast: .venv/ready
 	$(BIN)/python -m pytest -m 'not slow' -n 2
 
 all: .venv/ready browser
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder  # much of it waits for other processes
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40  # much of it waits for other processes
 
 test: lint  ## everything: lint, types, all tests (one of them builds the site)
 	@$(MAKE) --no-print-directory -j 2 types all

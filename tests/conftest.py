@@ -21,6 +21,8 @@ settings.load_profile("fedveca")
 LONGEST = (
     "test_flower",
     "test_intruders",
+    "test_flower_evaluation",
+    "test_sweep_kill",
     "test_docs_pages",
     "test_ray",
     "test_docs",
@@ -62,6 +64,19 @@ def mnist_dir() -> str:
     from fedveca.tasks.datasets.download import get
 
     return str(get("mnist").parent)
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> Iterator[None]:
+    """A Ray of this file alone, whose workers find the modules in tests/helpers."""
+    ray = pytest.importorskip("ray")
+    helpers = str(Path(__file__).parent / "helpers")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("PYTHONPATH", os.pathsep.join((helpers, os.environ.get("PYTHONPATH", ""))))
+        ray.shutdown()  # another file of the same process may have left one
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

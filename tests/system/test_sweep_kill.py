@@ -50,7 +50,7 @@ def list_runs(out: Path) -> dict[Path, Run]:
     return {path.parent.relative_to(out): Run.open(path.parent) for path in out.rglob("experiment.toml")}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_after_kill_9_the_same_command_repeats_nothing(workers: int, tmp_path: Path, programs: Zygote) -> None:
     command = [*WORDS, *OPTIONS, "--workers", str(workers)]
     whole, out = tmp_path / "whole", tmp_path / "out"

@@ -392,7 +392,10 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
     ("argv", "names"),
     [
         (["run", *FAST, "--out", "a"], {"folder", "summary"}),
-        (["compare", *FAST, "rounds=2", "--seeds", "2", "--out", "c"], {"folder", "report", "table", "differences"}),
+        (
+            ["compare", *FAST, "rounds=2", "--seeds", "2", "--out", "c"],
+            {"folder", "report", "table", "differences", "targets"},
+        ),
         (["partition", "clients=4"], {"clients", "labels"}),
         (["list"], {"methods", "data", "models", "partitions", "presets", "settings"}),
     ],

@@ -263,13 +263,13 @@ def test_an_augmented_problem_draws_is_not_mapped_and_may_be_fused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_ray")
 @pytest.mark.parametrize(
     ("kind", "augment"), [(None, ALL), (encoder, ALL), (None, jitter)], ids=["mlp", "with-dropout", "custom"]
 )
 def test_local_debug_and_ray_give_the_same_model(
     kind: Model | None, augment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray")
     monkeypatch.chdir(Path(__file__).parents[2] / "helpers")
     named = isinstance(augment, str)
     e = replace(E, method="fedveca", participation=0.75, augment=augment if named else "", workers=2)

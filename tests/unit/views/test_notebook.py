@@ -60,8 +60,9 @@ def test_the_card_links_to_the_folder_and_does_not_repeat_itself(done: Run, tmp_
     assert (link.text, link.attrib["href"]) == (str(tmp_path / "a run"), (tmp_path / "a run").as_uri())
 
 
-def test_progress_in_a_notebook_is_one_line_that_is_replaced(done: Run) -> None:
+def test_progress_in_a_notebook_is_one_line_that_is_replaced(done: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # IPython warns where it names another environment
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 
