@@ -20,8 +20,9 @@ from typing import NamedTuple
 import fedveca
 from fedveca import cli
 from fedveca.algorithms.registry import methods
-from fedveca.runs.experiment import FIELDS, preset, range_of
+from fedveca.runs.experiment import preset
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS, range_of
 
 DOCS = Path(__file__).parent
 make_parser: Callable[[], argparse.ArgumentParser] = vars(cli).get("make_parser") or vars(cli)["_parser"]

@@ -32,7 +32,7 @@ def build_base() -> PreTrainedModel:
         eos_token_id=0,
         use_cache=False,
     )
-    return GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+    return GPT2LMHeadModel(config)
 
 
 def make(shape: tuple[int, ...], classes: int) -> nn.Module:

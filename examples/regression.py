@@ -28,7 +28,7 @@ data = from_arrays(x, y, name="sensors")  # y are no whole numbers: numbers to p
 veca = Experiment(partition="shards", shards=2, clients=10, rounds=40, batch=32, lr=0.1)
 steps = 0
 for experiment in (veca, replace(veca, method="fedavg"), replace(veca, method="scaffold")):
-    fair = replace(experiment, tau_all=steps)  # the others take as many local steps as FedVeca did
+    fair = replace(experiment, tau_all=steps)  # the others take at most as many local steps as FedVeca did
     result = run(fair, data=data, model=model, loss=huber, metric=r_squared)
     steps, kept = steps or result.summary["tau_all"], result.summary["kept"]
     print(f"{experiment.method}: R squared {kept['test_r_squared']:.3f}, Huber loss {kept['test_loss']:.4f}")

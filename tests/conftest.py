@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the backgrou
 torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
+FEDERATIONS = ("test_flower", "test_intruders", "test_flower_evaluation")  # each test starts Flower's processes
+ON_RAY = (  # outside of test_ray
+    "test_local_debug_and_ray_give_the_same_model",
+    "test_ray_takes_the_same_rows",
+    "test_rays_workers_compute_the_same",
+)
 LONGEST = (
-    "test_flower",
-    "test_intruders",
-    "test_flower_evaluation",
-    "test_sweep_kill",
+    *FEDERATIONS,
     "test_docs_pages",
     "test_ray",
+    "test_sweep_kill",
     "test_docs",
     "test_pages",
     "test_wheel",
@@ -36,10 +41,39 @@ LONGEST = (
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
 
 
+def find_group(nodeid: str) -> str:
+    """Tests of one group run on one worker, one after another: a file, all federations, or all that share a Ray."""
+    file, _, name = nodeid.partition("::")
+    if Path(file).stem in FEDERATIONS or name.endswith("[flower]"):
+        return "federations"
+    if Path(file).stem == "test_ray" or name.endswith("[ray]") or name.partition("[")[0] in ON_RAY:
+        return "ray"
+    return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with groups in place of files."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return find_group(nodeid)
+
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first, so that no worker ends alone with one of them."""
     rank = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ray ends with the last test in a row that uses it."""
+    ray = sys.modules.get("ray")
+    if ray and find_group(item.nodeid) == "ray" and (nextitem is None or find_group(nextitem.nodeid) != "ray"):
+        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -66,17 +100,17 @@ def mnist_dir() -> str:
     return str(get("mnist").parent)
 
 
-@pytest.fixture(scope="module")
-def own_ray() -> Iterator[None]:
-    """A Ray of this file alone, whose workers find the modules in tests/helpers."""
-    ray = pytest.importorskip("ray")
-    helpers = str(Path(__file__).parent / "helpers")
+@pytest.fixture
+def local_ray() -> None:
+    """A Ray of this machine alone, the one that `engine=ray` starts by itself; tests in a row share it."""
+    pytest.importorskip("ray")
+    from fedveca.cohorts.ray.cohort import connect
+
+    helpers = str(Path(__file__).parent / "helpers")  # where workers find the networks of real_models
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
         environment.setenv("PYTHONPATH", os.pathsep.join((helpers, os.environ.get("PYTHONPATH", ""))))
-        ray.shutdown()  # another file of the same process may have left one
-        yield
-        ray.shutdown()
+        connect("", 0)
 
 
 @pytest.fixture(scope="module")

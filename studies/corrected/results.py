@@ -34,7 +34,7 @@ LABELS = {  # by what follows the task in a study's name
     "alpha0.98": "alpha 0.98",
     "alpha0.9": "alpha 0.9",
     "clients50": "50 clients",
-    "clients50-ten": "50 clients, 10 a round",
+    "clients50-ten": "50 clients, 10 per round",
 }
 TESTED = 5  # rounds between two tests in files that do not say which rounds were tested
 LOWEST = {"svm-mnist": 80, "cnn-mnist": 82, "cnn-cifar10": 22}  # accuracy that the curves begin at

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedveca.algorithms import FedVeca, Order, Report
 from fedveca.algorithms.estimates import Walk
-from fedveca.cohorts.local.cohort import Chunk, LocalCohort
+from fedveca.cohorts.local.chunks import Chunk
+from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import draw_rows
 
 FRESH = 10**6  # added to the seed: draws that are not those of the local steps

@@ -41,28 +41,22 @@ class Control(NamedTuple):
     published: dict[str, float]
 
 
+def _of_flower(table: str, *published: float) -> Control:
+    return Control(table, "Flower's partition (seed 42)", (42, 42, 42), False, _by_method(*published))
+
+
+def _of_authors(table: str, *published: float) -> Control:
+    return Control(table, "the authors' partitions (seeds 0, 1, 2)", (0, 1, 2), True, _by_method(*published))
+
+
+def _by_method(*published: float) -> dict[str, float]:
+    return dict(zip(("fedavg", "fedprox", "scaffold", "fednova"), published, strict=True))
+
+
 CONTROLS = {
-    "flower": Control(
-        "niid_dirichlet",
-        "Flower's partition (seed 42)",
-        (42, 42, 42),
-        False,
-        {"fedavg": 63.4, "fedprox": 65.6, "scaffold": 68.0, "fednova": 65.0},
-    ),
-    "authors": Control(
-        "niid_dirichlet",
-        "the authors' partitions (seeds 0, 1, 2)",
-        (0, 1, 2),
-        True,
-        {"fedavg": 68.2, "fedprox": 67.9, "scaffold": 69.8, "fednova": 66.8},
-    ),
-    "flower_labels": Control(
-        "niid_labels",
-        "Flower's partition (seed 42)",
-        (42, 42, 42),
-        False,
-        {"fedavg": 49.9, "fedprox": 50.0, "scaffold": 48.9, "fednova": 46.4},
-    ),
+    "flower": _of_flower("niid_dirichlet", 63.4, 65.6, 68.0, 65.0),
+    "authors": _of_authors("niid_dirichlet", 68.2, 67.9, 69.8, 66.8),
+    "flower_labels": _of_flower("niid_labels", 49.9, 50.0, 48.9, 46.4),
 }
 
 

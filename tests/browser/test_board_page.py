@@ -7,21 +7,18 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from board_page import COMMAND, Page, serve_board
 from torch import Tensor
 
 from fedveca import Experiment, from_arrays, run
 
-COMMAND = [sys.executable, "-m", "fedveca.cli"]
 ODD = "<img src=x onerror=alert(1)>&amp;%{y}"
-CHART = "[...document.querySelectorAll('figure')].find((f) => f.dataset.name === %r)?.querySelector('.plot')"
 
 
 @pytest.fixture(scope="module")
@@ -32,51 +29,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(root: Path) -> Iterator[str]:
     """A board of `root`, as the command starts it."""
-    board = subprocess.Popen([*COMMAND, "board", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert board.stdout
-        found = re.search(r"http://127\.0\.0\.1:\d+/", board.stdout.readline())
-        assert found
-        yield found[0]
-    finally:
-        board.terminate()
-        board.communicate(timeout=240)
-
-
-class Page:
-    """A page that remembers what went wrong and whom it asked."""
-
-    def __init__(self, browser: Any, address: str, **more: Any) -> None:
-        self.context = browser.new_context(**more)
-        self.page = self.context.new_page()
-        self.wrong: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("dialog", self.dismiss)
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(address)
-
-    def dismiss(self, dialog: Any) -> None:
-        self.wrong.append("dialog")
-        dialog.dismiss()
-
-    def chart(self, name: str, what: str) -> Any:
-        """Something of a picture, as Plotly has it; None while it is not drawn."""
-        return self.page.evaluate(f"(() => {{ const plot = {CHART % name}; return plot?.data ? {what} : null; }})()")
-
-    def until(self, true: Callable[[], Any], seconds: float = 240) -> Any:
-        end = time.monotonic() + seconds
-        while not (value := true()):
-            assert time.monotonic() < end, f"never so; {self.wrong}"
-            self.page.wait_for_timeout(100)
-        return value
-
-    def end(self, address: str) -> None:
-        """No error, and no request that left this machine's board."""
-        assert self.wrong == []
-        assert [url for url in self.asked if not url.startswith((address, "data:", "blob:"))] == []
-        self.context.close()
+    with serve_board(root) as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -177,6 +131,10 @@ def test_hide_zoom_and_axes(browser: Any, address: str) -> None:
     view.locator("#names summary").click()
     view.get_by_role("checkbox", name="Bytes up").check()
     page.until(lambda: page.chart("bytes_up", "plot.data.length") == 2)
+    # the bounds of the theory's conditions
+    assert page.chart("premise", "plot.layout.shapes.map((shape) => shape.y0).join()") == "1"
+    view.get_by_role("checkbox", name="Theorem 1's bracket").check()
+    page.until(lambda: page.chart("condition_step", "plot.layout.shapes.map((shape) => shape.y0).join()") == "0")
     page.end(address)
 
 

@@ -6,18 +6,16 @@ import csv
 import json
 import math
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from accessibility import find_violations
-from test_board_page import COMMAND, Page
+from board_page import Page, address_of, serve_board
 
 from fedveca import Experiment
-from fedveca.runs.folder import STOP_MARK
+from fedveca.runs.folder_writer import STOP_MARK
 from fedveca.views.series import find_look
 
 pytestmark = pytest.mark.slow
@@ -63,19 +61,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_run(root / "killed", 10, ended=False)
     (write_run(root / "damaged", 40) / "rounds.jsonl").write_text("")
     write_run(root / "long", 2000, swing=30, rounds=2000)
-    board = subprocess.Popen([*COMMAND, "board", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert board.stdout
-        found = re.search(r"http://127\.0\.0\.1:\d+/", board.stdout.readline())
-        assert found
-        yield found[0]
-    finally:
-        board.terminate()
-        board.communicate(timeout=240)
-
-
-def address_of(address: str, *runs: str, **more: Any) -> str:
-    return f"{address}#{urlencode([*(('run', run) for run in runs), *more.items()])}"
+    with serve_board(root) as found:
+        yield found
 
 
 def one(method: str, seed: int = 0, lr: float = 0.05) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from accessibility import find_violations
+from board_page import Page, address_of, serve_board
 from client_runs import count_rows, write_client_run
-from test_board_page import COMMAND, Page
 
 from fedveca.runs.folder import Run
 from fedveca.views.clients import compute_distribution
@@ -43,15 +40,8 @@ def report(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(root: Path) -> Iterator[str]:
-    board = subprocess.Popen([*COMMAND, "board", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert board.stdout
-        found = re.search(r"http://127\.0\.0\.1:\d+/", board.stdout.readline())
-        assert found
-        yield found[0]
-    finally:
-        board.terminate()
-        board.communicate(timeout=240)
+    with serve_board(root) as found:
+        yield found
 
 
 def traces(page: Any, name: str) -> dict[str, Any]:
@@ -112,7 +102,7 @@ def test_axe_finds_nothing_in_a_report(look: str, report: Path, opened: Open) ->
 
 def test_the_board_draws_the_clients_that_tested(browser: Any, root: Path, address: str) -> None:
     size = {"width": 1280, "height": 3000}
-    page = Page(browser, f"{address}#{urlencode([('run', 'fedavg-0'), ('run', 'scaffold-1')])}", viewport=size)
+    page = Page(browser, address_of(address, "fedavg-0", "scaffold-1"), viewport=size)
     view = page.page
     page.until(lambda: page.chart("clients_accuracy_worst", "plot.data.length"))
     page.until(lambda: page.chart("spread 1 scaffold-1", "plot.data.length"))
@@ -141,7 +131,7 @@ def test_the_board_draws_the_clients_that_tested(browser: Any, root: Path, addre
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 def test_axe_finds_nothing_on_the_board(browser: Any, address: str, width: int, scheme: str) -> None:
     size = {"width": width, "height": 3500}
-    page = Page(browser, f"{address}#{urlencode({'run': 'fedavg-0'})}", viewport=size, color_scheme=scheme)
+    page = Page(browser, address_of(address, "fedavg-0"), viewport=size, color_scheme=scheme)
     view = page.page
     page.until(lambda: page.chart("spread 0 fedavg-0", "plot.data.length"))
     assert find_violations(view, EVERY) == []

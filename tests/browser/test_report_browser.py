@@ -37,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_opens_from_disk_with_every_figure_drawn(report: Path, opened: Open) -> None:
     page = opened(report)
     assert page.locator("#s0 .sortable >> nth=0 >> tbody th[scope=row]").all_inner_texts() == ["FedVeca", "FedAvg"]
-    assert page.locator(".plot:has(.main-svg)").count() == page.locator("figure").count() == 12
+    assert page.locator(".plot:has(.main-svg)").count() == page.locator("figure").count() == 15
     assert page.locator(LINES).count() == 3 * 2  # loss, accuracy, training loss
     lines = [Run.open(report.parent / f"fedveca-seed{seed}").rounds for seed in (0, 1)]
     drawn = page.evaluate("document.getElementById('s0-curve1').data.filter(t => t.name === 'FedVeca')[0]")
@@ -67,11 +67,12 @@ def test_a_name_hides_its_curve_and_a_double_click_leaves_it_alone(report: Path,
     assert page.locator(LINES).count() == 3
 
 
-def test_curves_stand_against_rounds_steps_bytes_or_seconds(report: Path, opened: Open) -> None:
+def test_curves_stand_against_rounds_steps_rows_bytes_or_seconds(report: Path, opened: Open) -> None:
     page = opened(report)
     both = [Run.open(report.parent / f"fedavg-seed{seed}").rounds for seed in (0, 1)]
     last = {
         "local steps": sum(sum(line["tau"]) for lines in both for line in lines) / 2,
+        "gradient rows": sum(line["rows"] for lines in both for line in lines) / 2,
         "bytes": sum(line["bytes_up"] + line["bytes_down"] for lines in both for line in lines) / 2,
         "seconds": sum(line["seconds"] for lines in both for line in lines) / 2,
         "rounds": len(both[0]),
@@ -116,7 +117,7 @@ def test_the_toolbar_has_two_buttons_that_stand_above_the_data(report: Path, ope
         "[...document.querySelectorAll('.modebar')].map(bar => [...bar.querySelectorAll('.modebar-btn')]"
         ".map(button => button.getAttribute('data-title')))"
     )
-    assert bars == [["Save this chart as SVG", "First view"]] * 12
+    assert bars == [["Save this chart as SVG", "First view"]] * 15
     config = page.evaluate("[...document.querySelectorAll('.plot')].map(div => div._context.plotlyServerURL)")
     assert set(config) == {""}
     for name in ("s0-curve0", "s0-inside-map0", "s0-part"):
@@ -139,7 +140,7 @@ def test_a_chart_can_be_saved_and_tables_are_files(report: Path, opened: Open) -
     with page.expect_download() as saved:
         page.get_by_role("button", name="Curves as CSV").click()
     head, *rows = Path(saved.value.path()).read_text().splitlines()
-    assert head == "curve,quantity,round,local_steps,bytes,seconds,mean,std,seeds"
+    assert head == "curve,quantity,round,local_steps,gradient_rows,bytes,seconds,mean,std,seeds"
     assert len(rows) == 2 * 3 * 8
     assert rows[8].startswith('"FedVeca","test_accuracy",1,')
 

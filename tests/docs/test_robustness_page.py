@@ -52,7 +52,7 @@ def test_the_page_of_methods_shows_the_personalised_accuracy() -> None:
     assert personal.make_table(content["rows"]) in (ROOT / "docs/howto/method.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["niid_dirichlet", "niid_labels", "resnet"])
+@pytest.mark.parametrize("name", ["niid_dirichlet", "niid_labels", "resnet", "fednova_vgg"])
 def test_public_tables_show_their_numbers(name: str) -> None:
     page = (ROOT / "docs/tables.md").read_text("utf-8")
     lines = summarise(name, json.loads((RESULTS / f"public-{name}.json").read_text("utf-8")))

@@ -44,7 +44,15 @@ def test_it_can_be_imported(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["benchmarks.speed", "studies.corrected", "studies.robustness", "studies.privacy", "studies.personal"]
+    "package",
+    [
+        "benchmarks.speed",
+        "studies.corrected",
+        "studies.robustness",
+        "studies.privacy",
+        "studies.personal",
+        "studies.theory",
+    ],
 )
 def test_it_says_how_it_is_used(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

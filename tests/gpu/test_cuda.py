@@ -20,6 +20,7 @@ from fedveca.algorithms import (
     FedNova,
     FedProx,
     FedVeca,
+    FedVecaM,
     MimeLite,
     Moon,
     Scaffnew,
@@ -37,6 +38,7 @@ from fedveca.tasks.partition import partition
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 RIVALS = [FedACG(0.002), FedDyn(0.002), FedExP(0.002), MimeLite(0.002), Scaffnew(0.002), FedLC(0.002), Moon(0.002)]
 METHODS = [FedAvg(0.002), FedProx(0.002), FedNova(0.002), Scaffold(0.002), FedVeca(0.002), Corrected(0.002)]
+METHODS += [FedVecaM(0.002)]
 
 
 @pytest.mark.parametrize("pixels", ["unit", "standardised", "channels:0.5,0.4,0.3:0.2,0.25,0.3"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
+from half_way import HalfWay
 from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedVeca, Scaffold
-from fedveca.algorithms.contract import Named, NoCarry, Order
 from fedveca.algorithms.optimizers import LocalOptimizer, Schedule, ServerOptimizer
 from fedveca.algorithms.recipe import Recipe
 from fedveca.cohorts.debug import DebugCohort
@@ -21,20 +19,6 @@ from fedveca.tasks.models import model
 from fedveca.tasks.partition import partition
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@dataclass(frozen=True)
-class HalfWay(FedAvg):
-    """A client starts half way between w_k and the model with which it ended its last round."""
-
-    def memory(self, w: Tensor) -> Named:
-        return {"mine": w}
-
-    def begin(self, order: Order, memory: Named) -> Tensor:
-        return (order.w + memory["mine"]) / 2
-
-    def finish(self, order: Order, s: NoCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
-        return {"G": (order.w - w) / self.lr}, {}, {"mine": w}
 
 
 METHODS: list[Algorithm] = [

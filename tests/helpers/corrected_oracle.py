@@ -1,4 +1,4 @@
-"""FedVeca corrected as docs/corrected.md describes it, slowly: one client after another, numbers in plain Python.
+"""FedVeca corrected and FedVecaM as their pages describe them, slowly: one client after another, in plain Python.
 
 Vectors are float64, c is computed anew in every round from all c_i, and log A is kept as each client's own part, from
 which the round's part is taken away. The floor of (16) is taken a billionth above its argument, as for FedVeca.
@@ -6,6 +6,7 @@ which the round's part is taken away. The floor of (16) is taken a billionth abo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,7 +15,14 @@ import torch
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # w [P], x, y -> F
-SMOOTH, PROBE_STEPS = 0.5, 2.0  # the defaults
+SMOOTH, PROBE_STEPS, LOOKAHEAD = 0.5, 2.0, 0.8  # the defaults
+
+
+class Rules(NamedTuple):
+    alpha: float
+    tau_0: int
+    tau_max: int
+    who: Callable[[int], list[int]]  # takes part in round k
 
 
 class CorrectedRound(NamedTuple):
@@ -52,34 +60,43 @@ class CorrectedClient:
         return full, add(steps) / tau, beta, spread
 
 
-def follow_corrected(
-    clients: list[CorrectedClient],
-    w: Tensor,
-    alpha: float,
-    tau_0: int,
-    tau_max: int,
-    who: Callable[[int], list[int]],
-) -> Iterator[CorrectedRound]:
-    eta, tau = clients[0].eta, [tau_0] * len(clients)
-    own: dict[int, float] = {}  # log A_i without the round's part
-    before: Tensor | None = None
-    k = 0
-    while True:
-        here = who(k)
+class Answers(NamedTuple):
+    """What a round's clients sent, and how many steps (16) gives each of them next; none in the first round."""
+
+    p: dict[int, float]
+    tau: list[int]
+    tau_k: float
+    full: Tensor  # grad F at the model that they were sent
+    d: Tensor
+    A: list[float]
+    steps: dict[int, int]
+
+
+class CorrectedServer:
+    """What both methods share: c, the mean directions, and A averaged over rounds."""
+
+    def __init__(self, clients: list[CorrectedClient], rules: Rules) -> None:
+        self.clients, self.rules = clients, rules
+        self.tau = [rules.tau_0] * len(clients)
+        self.own: dict[int, float] = {}  # log A_i without the round's part
+        self.before: Tensor | None = None  # grad F of the round before
+
+    def ask(self, k: int, w: Tensor) -> Answers:
+        here, clients, eta = self.rules.who(k), self.clients, self.clients[0].eta
         seen = [client for client in clients if client.c is not None]
         rows = sum(len(client.y) for client in seen)
         c = add([len(client.y) / rows * client.c for client in seen if client.c is not None], w)
-        took = [tau[i] for i in here]
-        found = [clients[i].train(k, w, c, tau[i]) for i in here]
-        p = [len(clients[i].y) / sum(len(clients[j].y) for j in here) for i in here]
-        full = add([q * answer[0] for q, answer in zip(p, found, strict=True)])
-        d = add([q * answer[1] for q, answer in zip(p, found, strict=True)])
-        tau_k = sum(q * t for q, t in zip(p, took, strict=True))
-        w = w - eta * (tau_k * d + PROBE_STEPS * full)
-        A = list[float]()
-        if before is not None:
+        took = [self.tau[i] for i in here]
+        found = [clients[i].train(k, w, c, self.tau[i]) for i in here]
+        p = {i: len(clients[i].y) / sum(len(clients[j].y) for j in here) for i in here}
+        full = add([p[i] * answer[0] for i, answer in zip(here, found, strict=True)])
+        d = add([p[i] * answer[1] for i, answer in zip(here, found, strict=True)])
+        tau_k = sum(p[i] * t for i, t in zip(here, took, strict=True))
+        A, steps = list[float](), dict[int, int]()
+        if self.before is not None:
+            own = self.own
             log_A = {
-                i: math.log(eta * beta**2 * spread / length(before) ** 2)
+                i: math.log(eta * beta**2 * spread / length(self.before) ** 2)
                 for i, (_, _, beta, spread) in zip(here, found, strict=True)
             }
             old = [i for i in here if i in own]
@@ -88,12 +105,36 @@ def follow_corrected(
                 now = log_A[i] - level
                 own[i] = SMOOTH * own[i] + (1 - SMOOTH) * now if i in own else now
             A = [math.exp(own[i]) for i in here]
-            for i, q, a in zip(here, p, A, strict=True):
-                steps = min(max(math.floor(a / (a - alpha * min(A)) + 1e-9), 2), tau_max)
-                tau[i] = min(max(round(steps * q * len(here)), 2), tau_max)
-        before = full
-        yield CorrectedRound(took, A, w)
-        k += 1
+            for i, a in zip(here, A, strict=True):
+                steps[i] = self.bound(math.floor(a / (a - self.rules.alpha * min(A)) + 1e-9))
+        self.before = full
+        return Answers(p, took, tau_k, full, d, A, steps)
+
+    def bound(self, steps: int) -> int:
+        return min(max(steps, 2), self.rules.tau_max)
+
+
+def follow_corrected(clients: list[CorrectedClient], w: Tensor, rules: Rules) -> Iterator[CorrectedRound]:
+    server, eta = CorrectedServer(clients, rules), clients[0].eta
+    for k in itertools.count():
+        answers = server.ask(k, w)
+        w = w - eta * (answers.tau_k * answers.d + PROBE_STEPS * answers.full)
+        for i, steps in answers.steps.items():
+            server.tau[i] = server.bound(round(steps * answers.p[i] * len(answers.p)))
+        yield CorrectedRound(answers.tau, answers.A, w)
+
+
+def follow_fedvecam(clients: list[CorrectedClient], w: Tensor, rules: Rules) -> Iterator[CorrectedRound]:
+    """The clients start ahead of the model, and share len(here) * tau_0 steps among them."""
+    server, eta, m = CorrectedServer(clients, rules), clients[0].eta, torch.zeros_like(w)
+    for k in itertools.count():
+        answers = server.ask(k, w + LOOKAHEAD * m)
+        m = LOOKAHEAD * m - eta * answers.tau_k * answers.d
+        w = w + m
+        parts = {i: steps * answers.p[i] for i, steps in answers.steps.items()}
+        for i, part in parts.items():
+            server.tau[i] = server.bound(round(part / sum(parts.values()) * len(parts) * rules.tau_0))
+        yield CorrectedRound(answers.tau, answers.A, w)
 
 
 def length(v: Tensor) -> float:

@@ -43,9 +43,11 @@ from fedveca.runs.checkpoint import (
     load_checkpoint,
     seal,
 )
-from fedveca.runs.experiment import FIELDS, Experiment, parse_settings, preset
-from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
+from fedveca.runs.experiment import Experiment, parse_settings, preset
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE
 from fedveca.runs.run import run
+from fedveca.runs.setting_checks import FIELDS
 from fedveca.tasks.datasets import archives, cifar10, idx, mnist
 from fedveca.tasks.datasets import download as fetch
 from fedveca.views.board.app import BoardApi

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("flwr")
 from fedveca.cli import main
-from fedveca.runs.build import load_data
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
+from fedveca.runs.task_data import load_data
 
 pytestmark = pytest.mark.slow
 E = Experiment(

@@ -21,7 +21,8 @@ from fedveca.cohorts.client_store import ClientMemoryError, ClientStore
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import identify_run, seal
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import FORMER, LAST, MEMORY_FILE, Run
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE
 from fedveca.runs.run import resume, run
 
 Capture = pytest.CaptureFixture[str]

@@ -74,10 +74,11 @@ class Kit:
 
     def launch(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.prefix, *command],
-                env=os.environ | {"PATH": path},
+                env=environment | {"PATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

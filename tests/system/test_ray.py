@@ -28,7 +28,7 @@ from real_models import CALM
 
 from fedveca.algorithms import FedAvg
 from fedveca.cli import main
-from fedveca.cohorts.ray.cohort import RayCohort, connect
+from fedveca.cohorts.ray.cohort import RayCohort
 from fedveca.cohorts.ray.worker import PartialMean, Worker, assign_clients, merge_means
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
@@ -66,12 +66,6 @@ def former_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, former)
 
 
-@pytest.fixture
-def cores() -> None:
-    """A Ray of this machine alone, the one that `engine=ray` starts by itself; tests in a row share it."""
-    connect("", 0)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
@@ -80,7 +74,6 @@ def _ray() -> Iterator[None]:
         helpers = str(Path(__file__).parents[1] / "helpers")  # where workers find the networks of real_models
         environment.setenv("PYTHONPATH", os.pathsep.join((helpers, os.environ.get("PYTHONPATH", ""))))
         yield
-        ray.shutdown()
 
 
 def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
@@ -91,7 +84,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     return seen[-1][0].w, [trace["tau"] for _, trace in seen], engine
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     "e",
     [
@@ -99,13 +92,18 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
         replace(WIDE, workers=5),
         MLP,
         replace(WIDE, workers=2, method="corrected"),
+        replace(WIDE, workers=2, method="fedvecam"),
         replace(WIDE, workers=2, method="scaffold", dp_noise=0.5, dp_seed=1),  # every client counts the same
+        replace(WIDE, workers=2, method="scaffold", weights="uniform"),
         replace(MLP, method="moon"),
         replace(MLP, method="fedlc"),
         replace(MLP, method="fednova", momentum=0.9, optimizer_state="keep", lr_schedule="cosine", sampling="shuffle"),
         replace(MLP, optimizer="adamw", lr=0.003, optimizer_state="keep", weight_decay=0.01),
     ],
-    ids=["svm-1", "svm-5-tree", "mlp-2", "corrected-2", "private-2", "moon-2", "fedlc-2", "momentum-2", "adamw-2"],
+    ids=[
+        *("svm-1", "svm-5-tree", "mlp-2", "corrected-2", "fedvecam-2", "private-2", "uniform-2"),
+        *("moon-2", "fedlc-2", "momentum-2", "adamw-2"),
+    ],
 )
 def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
     want, tau, _ = went(replace(e, engine="local"))
@@ -117,7 +115,7 @@ def test_ray_gives_the_local_engines_result(e: Experiment) -> None:
         assert torch.equal(w, want)
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_a_guarded_run_on_ray_is_the_local_engines() -> None:
     """After a return the workers' clients have forgotten their c_i, as they have in this process."""
     e = replace(MLP, model="svm", method="scaffold", lr=0.5, tau_0=8, rounds=6, guard="on")
@@ -129,7 +127,7 @@ def test_a_guarded_run_on_ray_is_the_local_engines() -> None:
         assert float((spread.model[name] - v).abs().max()) < 1e-5
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("network", "words"),
     [
@@ -150,7 +148,7 @@ def test_a_real_network_on_ray_gives_the_local_engines_model(
     assert [r["tau"] for r in ours.rounds] == [r["tau"] for r in theirs.rounds]
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_lazy_rows_and_noise_on_ray_give_the_local_engines_result(tmp_path: Path) -> None:
     """Each worker opens the file itself; noise is the client's, whichever worker it is on."""
     rng = np.random.default_rng(0)
@@ -163,7 +161,7 @@ def test_lazy_rows_and_noise_on_ray_give_the_local_engines_result(tmp_path: Path
         assert max(float((v - found.model[name]).abs().max()) for name, v in want.model.items()) < 1e-6
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_what_the_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(ValueError, match=r"worker_gpus=0.5: 2 workers need more GPUs than the cluster's 0"):
         build(replace(WIDE, worker_gpus=0.5))
@@ -175,7 +173,7 @@ def test_what_the_cluster_cannot_give_is_refused() -> None:
 EVALUATED = {"test_by": "both", "val": 0.2, "test_share": 0.3, "finetune_steps": 2}
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     "e",
     [
@@ -194,7 +192,7 @@ def test_clients_evaluate_on_ray_as_on_the_local_engine(e: Experiment) -> None:
                 assert a[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name  # type: ignore[literal-required]
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_a_worker_that_is_lost_changes_no_evaluation() -> None:
     """What its clients remember comes back with it."""
     built = build(replace(WIDE, method="scaffold", **EVALUATED))  # type: ignore[arg-type]
@@ -244,7 +242,7 @@ def struck(e: Experiment, blows: dict[int, int], tau: int) -> tuple[list[Tensor]
     return ws, torch.cat([ids[:, None].float(), *memory.recall(ids).values()], 1), cohort.lost
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_a_worker_killed_in_a_round_changes_nothing() -> None:
     """Not in round 1, where rounds before are repeated from nothing, nor in 4, where from what was brought here."""
     e = replace(WIDE, method="scaffold", lr=0.001)
@@ -263,7 +261,7 @@ class Stop(Exception):
     """Raised by an observer to end a run as a crash would."""
 
 
-@pytest.mark.usefixtures("cores")
+@pytest.mark.usefixtures("local_ray")
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     e = replace(WIDE, method="scaffold", checkpoint_every=2)
 

@@ -21,7 +21,8 @@ from fedveca.cli import main
 from fedveca.runs.compare import compare, make_table
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_object
-from fedveca.runs.folder import LAST, STOP_MARK, Run
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import LAST, STOP_MARK
 from fedveca.runs.interrupt import HEARD, Stopped
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer

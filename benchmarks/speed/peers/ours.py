@@ -36,7 +36,7 @@ def main() -> None:
     class Fixed:
         """The cohort with the job's steps whatever the controller says."""
 
-        sizes, memory = cohort.sizes, cohort.memory
+        sizes, weights, memory = cohort.sizes, cohort.weights, cohort.memory
 
         def __init__(self, steps: Tensor) -> None:
             self.steps = steps

@@ -15,10 +15,12 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.contract import RowLoss as RowLoss
     from fedveca.algorithms.contract import ServerState as ServerState
     from fedveca.algorithms.contrib.corrected import Corrected as Corrected
+    from fedveca.algorithms.contrib.equaltime import EqualTime as EqualTime
     from fedveca.algorithms.contrib.fedacg import FedACG as FedACG
     from fedveca.algorithms.contrib.feddyn import FedDyn as FedDyn
     from fedveca.algorithms.contrib.fedexp import FedExP as FedExP
     from fedveca.algorithms.contrib.fedlc import FedLC as FedLC
+    from fedveca.algorithms.contrib.fedvecam import FedVecaM as FedVecaM
     from fedveca.algorithms.contrib.mimelite import MimeLite as MimeLite
     from fedveca.algorithms.contrib.moon import Moon as Moon
     from fedveca.algorithms.contrib.scaffnew import Scaffnew as Scaffnew
@@ -33,6 +35,7 @@ _HOMES = {  # by name; loaded when it is first used, so that names and ranges ar
     "Algorithm": "contract",
     "AskLoss": "contract",
     "Corrected": "contrib.corrected",
+    "EqualTime": "contrib.equaltime",
     "FedACG": "contrib.fedacg",
     "FedAvg": "fedavg",
     "FedDyn": "contrib.feddyn",
@@ -41,6 +44,7 @@ _HOMES = {  # by name; loaded when it is first used, so that names and ranges ar
     "FedNova": "fednova",
     "FedProx": "fedprox",
     "FedVeca": "fedveca",
+    "FedVecaM": "contrib.fedvecam",
     "Layout": "layout",
     "MimeLite": "contrib.mimelite",
     "Moon": "contrib.moon",

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from fedveca.algorithms.hyper import LR, hyperparameters, to_python
 from fedveca.algorithms.layout import NO_LAYOUT, Layout
+from fedveca.errors import UserError
 
 Named = dict[str, Tensor]
 STATISTICS = "statistics"  # the name under which a model's running statistics travel, apart from every method's vectors
@@ -39,6 +40,15 @@ class Fault(TypedDict):
     what: str
 
 
+class Timing(NamedTuple):
+    """How long a round took and what it used up, where clients run on simulated devices."""
+
+    seconds: float  # of the round
+    clients: Tensor  # [n] float64: from the order to the answer of each client that answered
+    joules: float | None  # of all clients that computed; None where no device states what it uses
+    staleness: Tensor | None = None  # [n] int64: by how many models older than w_k the client's start was
+
+
 class Report(NamedTuple):
     """Clients -> server, already aggregated: vectors as means only, numbers one by one."""
 
@@ -48,6 +58,8 @@ class Report(NamedTuple):
     width: int = 4  # bytes of one number of a vector on its way
     faults: tuple[Fault, ...] = ()
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
+    timing: Timing | None = None
+    scale: float = 1.0  # of the server's step: shorter where answers are of older models
 
 
 class Outputs(NamedTuple):
@@ -115,11 +127,18 @@ class Algorithm(ABC, Generic[State, Carry]):
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
     needs_everyone: ClassVar[bool] = False  # whether it is wrong where only a part of the clients takes part
     needs_whole_step: ClassVar[bool] = False  # whether it is wrong where the server goes only a part of the way
+    needs_timing: ClassVar[bool] = False  # whether `update` uses the clients' seconds, `report.timing`
+    guarded: ClassVar[bool] = False  # whether guard=auto, the default, is guard=on
     has_loss: ClassVar[bool] = False  # whether local steps minimise `loss` in place of the problem's
     needs_labels: ClassVar[bool] = False  # whether `loss` uses the counts of the client's labels
     server_default: ClassVar[tuple[str, float]] = ("sgd", 1.0)  # the server optimiser and its rate, if none is set
     nonnegative: ClassVar[tuple[str, ...]] = ()  # numbers of `finish` that cannot be below 0: a node that says so lies
     layout: Layout = NO_LAYOUT  # of the model, where `needs_layout` is true: `with_layout` sets it
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.chooses and cls.choose is Algorithm.choose:
+            raise UserError(f"{cls.__name__} has chooses = True, but does not define choose, which names the clients")
 
     def __post_init__(self) -> None:
         """Checks the ranges that the class declares; a single number of NumPy or PyTorch becomes Python's."""
@@ -170,7 +189,7 @@ class Algorithm(ABC, Generic[State, Carry]):
             ask: Asks clients [d] for F_i(w_k), in a round without local steps, which is recorded and counted. A client
                 that does not answer has the loss -inf.
         """
-        raise NotImplementedError(f"{type(self).__name__} has chooses = True, but does not define choose")
+        raise NotImplementedError  # a class with chooses = True defines it: __init_subclass__ rejects others
 
     @abstractmethod
     def update(self, state: State, ids: Tensor, p: Tensor, report: Report) -> tuple[State, Named]:

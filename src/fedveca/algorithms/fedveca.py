@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedveca.algorithms.conditions import measure_conditions
 from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, control
 from fedveca.algorithms.estimates import Walk, estimate_A, estimate_delta, estimate_smoothness, extend_walk, start_walk
@@ -59,6 +60,8 @@ class FedVeca(Algorithm[FedVecaState, Walk]):
             tau[ids] = control(A, self.alpha, self.tau_max, self.distrust)  # (16)
             seen = {"beta": beta, "delta": delta, "A": estimate_A(beta, delta, took, self.lr)}
             seen |= {"L": state.L, "premise": self.lr * tau_k * state.L}
+            tau_i, d = report.each["tau"], report.mean["G"]
+            seen |= measure_conditions(seen["A"], state.L, tau_i, p, d, grad, alpha=self.alpha, lr=self.lr)
         L = estimate_smoothness(state.k, state.w, state.w_last, grad, state.grad_last, state.L)
         return FedVecaState(w, tau, state.k + 1, state.w, grad, L), seen
 

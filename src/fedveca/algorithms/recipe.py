@@ -41,6 +41,8 @@ _DECLARED = (
     "chooses",
     "needs_everyone",
     "needs_whole_step",
+    "needs_timing",
+    "guarded",
     "has_loss",
     "needs_labels",
     "nonnegative",

@@ -228,10 +228,23 @@ def is_adaptive(given: object) -> bool:
     """
     if not isinstance(given, str):
         return bool(getattr(given, "adapts", False))
-    if known := find_method(given):
-        return known.algorithm.adapts
-    name = given.partition(":")[2].partition("(")[0]  # of custom:FedVeca(lr=0.1)
-    return name in {entry.algorithm.__name__ for entry in methods().values() if entry.algorithm.adapts}
+    known = _find_class(given)
+    return known is not None and known.adapts
+
+
+def is_guarded_by_default(name: str) -> bool:
+    """Whether guard=auto is guard=on for a method, by its name or the name by which a run records an object."""
+    known = _find_class(name)
+    return known is not None and known.guarded
+
+
+def _find_class(name: str) -> type[Algorithm] | None:
+    """The class of a method by its name; also of `custom:FedVeca(lr=0.1)`, where that class is registered."""
+    if known := find_method(name):
+        return known.algorithm
+    of_class = name.partition(":")[2].partition("(")[0]
+    classes = (entry.algorithm for entry in methods().values())
+    return next((known for known in classes if known.__name__ == of_class), None)
 
 
 def is_pooled(name: str) -> bool:

@@ -115,8 +115,9 @@ def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
 
 def _explain_word(word: str, first: bool) -> None:
     """UserError for a word without `=` that is a setting's name or one of its values, or a preset after the first."""
-    from fedveca.runs.experiment import FIELDS, Experiment
+    from fedveca.runs.experiment import Experiment
     from fedveca.runs.presets import presets
+    from fedveca.runs.setting_checks import FIELDS
     from fedveca.views.terminal.lists import offer_values
 
     if word in presets() and not first:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-from dataclasses import replace
 
-from fedveca.cli.arguments import (
-    Command,
-    add_open,
-    add_run,
-    check_counts,
-    choose_folder,
-    open_page,
-    parse_experiment,
-    print_result,
+from fedveca.cli.arguments import Command, add_run, check_counts, choose_folder, parse_experiment
+from fedveca.cli.comparing import (
+    add_methods,
+    check_positive,
+    choose_methods,
+    count_workers,
+    end_comparison,
+    print_comparison,
+    print_sweep,
 )
+from fedveca.errors import UserError
 from fedveca.views.terminal.loading import show_loading
 
 
@@ -24,78 +23,82 @@ def add(command: Command) -> None:
         ("fedveca compare digits-case3 --seeds 3 --open", "the paper's methods, and a report in the browser"),
         ("fedveca compare --methods corrected,scaffold lr=0.1", "two methods, with a setting"),
         ("fedveca compare cnn-mnist-case3 --workers 3", "three seeds in parallel"),
+        ("fedveca compare --fair rows --tune lr,server_lr", "equal gradient rows, each method with its best rates"),
     )
-    compare = command("compare", _compare, "Compare methods over seeds, by the paper's fair protocol.", examples)
+    compare = command("compare", _compare, "Compare methods over seeds, with equal budgets.", examples)
     add_run(compare)
-    compare.add_argument("--seeds", type=int, default=3, metavar="N", help="independent repetitions (default 3)")
+    add_methods(compare, what="compare", some=", or all")
     compare.add_argument(
-        "--methods",
-        default="",
-        metavar="M,M",
-        help="methods to compare, or all (default: those of the paper); where the first one chooses its own "
-        "local steps, the others get at most as many",
+        "--workers", type=int, metavar="N", help="seeds, with --tune runs, that go on in parallel (default 1)"
     )
-    compare.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
-    add_open(compare)
+    compare.add_argument(
+        "--tune",
+        default="",
+        metavar="KEY,KEY",
+        help="choose these settings for each method first, on other seeds: lr (a tenth to ten times), server_lr (0.3 "
+        "to 3), or values such as lr=0.01,0.1; by validation rows where val is above 0, else by the training loss",
+    )
+    compare.add_argument("--tune-seeds", type=int, metavar="N", help="seeds that choose, with --tune (default 2)")
 
 
 def _compare(args: argparse.Namespace) -> int:
     from fedveca.runs.catalog import known_methods
-    from fedveca.runs.experiment import reject_custom
+    from fedveca.runs.search import check_space, make_grid, parse_space
 
     name, experiment = parse_experiment(args.words)
-    known = tuple(known_methods())
-    named = known if args.methods == "all" else tuple(args.methods.split(",") if args.methods else ())
-    methods = named or tuple(method for method, facts in known_methods().items() if facts["paper"])
-    for method in methods:
-        reject_custom({"method": method})
-        replace(experiment, method=method)  # rejects what is not known
+    methods = choose_methods(args, experiment)
+    grid = make_grid(args.tune, experiment) if args.tune else {}
+    if grid:
+        check_space(experiment, parse_space(grid))
+    elif args.tune_seeds is not None:
+        raise UserError(f"--tune-seeds {args.tune_seeds} needs --tune, such as --tune lr")
+    check_positive(tune_seeds=args.tune_seeds)
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
-        from fedveca.runs.compare import compare, list_fitting, make_table
-        from fedveca.views.comparison import compare_curves, list_gaps, list_targets
+        from fedveca.runs.compare import compare, list_fitting
+        from fedveca.runs.sweep import sweep
         from fedveca.views.figures.curves import draw_curves
-        from fedveca.views.report.report import write_report
-        from fedveca.views.series import group_curves
-        from fedveca.views.terminal.comparison import make_method_table
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
+    known = tuple(known_methods())
     if args.methods == "all":
         methods = list_fitting(experiment, methods)
+    left_out = [method for method in known if method not in methods] if args.methods in ("", "all") else []
+    why = "(add with --methods all)" if not args.methods else "(not possible with these settings)"
     out = choose_folder(args.out, f"{name}-compare")
+    files = {"report": "report.html", "figure": "curves.svg", "table": "table.json"}
+    title, more = name, {}
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:
-        runs = compare(
-            experiment,
-            args.seeds,
-            out,
-            methods=methods,
-            device=args.device,
-            workers=args.workers,
-            observers=[screen],
-        )
+        if grid:
+            done = sweep(
+                experiment,
+                grid,
+                args.seeds,
+                out,
+                methods=methods,
+                tuning_seeds=args.tune_seeds or 2,
+                device=args.device,
+                workers=count_workers(args),
+                observers=[screen],
+                fair=args.fair,
+                choose_by="validation" if experiment.val else "training",
+            )
+            runs, more = done.runs, {"settings": done.settings, "sweep": done.content}
+            files |= {"table": "reported/table.json", "tuning": "sweep.json"}
+            title = f"{name}: each method with its chosen settings"
+            print_sweep(screen, done, name)
+        else:
+            runs = compare(
+                experiment,
+                args.seeds,
+                out,
+                methods=methods,
+                device=args.device,
+                workers=args.workers or 1,
+                observers=[screen],
+                fair=args.fair,
+            )
         for suffix in ("svg", "png"):
             draw_curves(runs, out / f"curves.{suffix}", f"{name}: {args.seeds} seeds, mean and one standard deviation")
-        write_report(runs, out / "report.html")
-        screen.print(make_method_table(runs, name, screen.out.width))
-        if not named and (left_out := [method for method in known if method not in methods]):
-            screen.print(f"not shown: {', '.join(left_out)} (add with --methods all)")
-        elif args.methods == "all" and len(methods) < len(known):
-            unfit = ", ".join(method for method in known if method not in methods)
-            screen.print(f"not shown: {unfit} (not possible with these settings)")
-        for label, file in (("report", "report.html"), ("figure", "curves.svg"), ("table", "table.json")):
-            screen.print_path(label, out / file)
-        screen.suggest(f"fedveca board {shlex.quote(str(out))}")
-        for run in runs:
-            screen.report_divergence(run)
-    if args.open:
-        open_page(out / "report.html")
-    comparison = compare_curves(group_curves(runs))
-    result = {
-        "folder": str(out),
-        "report": str(out / "report.html"),
-        "table": make_table(runs),
-        "differences": list_gaps(comparison),
-        "targets": list_targets(comparison),
-    }
-    print_result(args, result)
-    return int(any(run.diverged for run in runs))
+        print_comparison(screen, runs, out, title, files, left_out, why)
+    return end_comparison(args, runs, out, more)

@@ -168,7 +168,7 @@ def _offer(action: argparse.Action, current: str, before: list[str] | None = Non
     if action.dest == "methods":
         return _offer_list(current, _list_methods())
     if action.dest == "topic":
-        from fedveca.runs.experiment import FIELDS
+        from fedveca.runs.setting_checks import FIELDS
         from fedveca.views.terminal.lists import TOPICS, list_choices
 
         return [*TOPICS, *FIELDS, *(name for names in list_choices().values() for name in names)]
@@ -185,8 +185,8 @@ def _offer(action: argparse.Action, current: str, before: list[str] | None = Non
 
 def _offer_settings(current: str, first: bool) -> Iterable[str]:
     """A preset in the first place, `key=`, and the values of a key."""
-    from fedveca.runs.experiment import FIELDS
     from fedveca.runs.presets import presets
+    from fedveca.runs.setting_checks import FIELDS
     from fedveca.views.terminal.lists import offer_values
 
     key, equals, value = current.partition("=")

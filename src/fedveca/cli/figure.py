@@ -12,6 +12,7 @@ from fedveca.errors import printable
 def add(command: Command) -> None:
     examples = (
         ("fedveca figure runs/NAME -o curves.pdf", "test values over rounds, for LaTeX"),
+        ("fedveca figure runs/NAME --against bytes", "the same over what was sent"),
         ("fedveca figure runs/NAME --what tau", "local steps of every client"),
     )
     figure = command("figure", _figure, "Draw runs for a paper, as SVG, PDF or PNG.", examples)
@@ -33,13 +34,20 @@ def add(command: Command) -> None:
         help="curves: test values over rounds (default); tau: local steps per client; instant: what FedVeca estimates; "
         "partition: rows of each label per client; clients: test values over clients and rounds",
     )
+    figure.add_argument(
+        "--against",
+        default="rounds",
+        choices=("rounds", "steps", "rows", "bytes", "seconds", "clock", "joules"),
+        metavar="AXIS",
+        help="of curves: rounds (default), steps, rows, bytes or seconds, and of simulated devices clock or joules",
+    )
 
 
 def _figure(args: argparse.Namespace) -> int:
     runs = open_runs(args)
     from fedveca.views.figures.run import draw_figure  # it loads PyTorch
 
-    draw_figure(args.what, runs, args.out)
-    result = {"figure": str(args.out), "what": args.what, "runs": len(runs)}
+    draw_figure(args.what, runs, args.out, args.against)
+    result = {"figure": str(args.out), "what": args.what, "against": args.against, "runs": len(runs)}
     print_result(args, result, f"figure: {printable(str(args.out), 4096)}")
     return 0

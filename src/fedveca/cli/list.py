@@ -26,7 +26,7 @@ def add(command: Command) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from fedveca.runs.experiment import FIELDS
+    from fedveca.runs.setting_checks import FIELDS
     from fedveca.views.terminal import lists
     from fedveca.views.terminal.console import make_console
 

@@ -108,8 +108,8 @@ class MainParser(Parser):
 
     def explain_command(self, word: str) -> NoReturn:
         """Ends with a sentence about a word that is not a command."""
-        from fedveca.runs.experiment import FIELDS
         from fedveca.runs.presets import presets
+        from fedveca.runs.setting_checks import FIELDS
 
         near = suggest(word, (name for name in self.commands.choices if name != "rm"))  # nothing that removes runs
         if word.partition("=")[0] in FIELDS or word in presets():
@@ -137,7 +137,7 @@ def explain_unknown(parser: Parser, unknown: list[str], argv: list[str]) -> NoRe
     options = [option.lstrip("-") for action in parser._actions for option in action.option_strings]
     near_option = find_near(name, options)
     if any(action.dest == "words" for action in parser._actions):
-        from fedveca.runs.experiment import FIELDS
+        from fedveca.runs.setting_checks import FIELDS
 
         key, next_word = name.replace("-", "_"), argv[argv.index(word) + 1 :][:1]
         if not equals and next_word and not next_word[0].startswith("-") and "=" not in next_word[0]:

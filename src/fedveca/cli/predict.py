@@ -14,7 +14,7 @@ SHOWN = 10  # predictions that are printed for people
 def add(command: Command) -> None:
     examples = (
         ("fedveca predict runs/mine rows.npy -o classes.json", "classes and scores of rows in a file"),
-        ("fedveca predict runs/mine --data test", "the test rows of its data set, and the accuracy"),
+        ("fedveca predict runs/mine --data test", "the test rows of its data set, and the metrics of the run"),
     )
     predict = command("predict", _predict, "Predict rows with the model of a run.", examples)
     predict.add_argument("run", type=Path, metavar="RUN", help="a run folder")
@@ -43,6 +43,6 @@ def _predict(args: argparse.Namespace) -> int:
         write_prediction(found, args.out)
     whole = {"folder": str(args.run), **found.values()}
     if args.out is not None:
-        whole = {"folder": str(args.run), "out": str(args.out), **found.measures, "rows": len(found.scores)}
+        whole = {"folder": str(args.run), "out": str(args.out), **found.describe()}
     print_result(args, whole, summarize(found, SHOWN, str(args.out) if args.out else ""))
     return 0

@@ -105,6 +105,7 @@ def _rank(row: Row) -> float:
 def _show(args: argparse.Namespace) -> int:
     from fedveca.runs.folder import Run
     from fedveca.runs.interrupt import how_to_resume
+    from fedveca.runs.theory import count_conditions
     from fedveca.views.board.index import RunIndex
     from fedveca.views.series import read_partition
     from fedveca.views.terminal.console import make_console
@@ -120,6 +121,9 @@ def _show(args: argparse.Namespace) -> int:
         "settings": asdict(run.experiment),
         "summary": run.summary,
         "rounds": len(run.rounds),
+        "conditions": {
+            name: {"met": met, "rounds": rounds} for name, (_, met, rounds) in count_conditions(run.rounds).items()
+        },
         "partition": read_partition(run, clients=200),
         "resume": how_to_resume(folder),
     }

@@ -32,6 +32,7 @@ class Cohort(Protocol):
     """The clients, wherever they are: in this process, on a cluster, on the nodes of a deployment."""
 
     sizes: Tensor  # [N] D_i, the rows of each client
+    weights: Tensor  # [N] to which each client's p_i is in proportion: D_i, or 1
 
     @property
     def memory(self) -> PersistentMemory:

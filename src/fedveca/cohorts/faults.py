@@ -60,7 +60,7 @@ class FaultyCohort:
     """A cohort in which the faults happen; its report names those that did."""
 
     def __init__(self, cohort: Cohort, faults: Faults) -> None:
-        self.cohort, self.faults, self.sizes = cohort, faults, cohort.sizes
+        self.cohort, self.faults, self.sizes, self.weights = cohort, faults, cohort.sizes, cohort.weights
 
     @property
     def memory(self) -> PersistentMemory:

@@ -81,7 +81,7 @@ class PrivateCohort:
 
     def __init__(self, cohort: Cohort, privacy: Privacy) -> None:
         self.cohort, self.privacy = cohort, privacy
-        self.sizes = torch.ones_like(cohort.sizes)
+        self.sizes = self.weights = torch.ones_like(cohort.sizes)
 
     @property
     def memory(self) -> PersistentMemory:

@@ -21,7 +21,7 @@ from fedveca.runs.files import LineTail, leads_out
 from fedveca.runs.folder import Run, line_bytes, require_new
 from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
 from fedveca.runs.observers import Observer, copy_record, observe
-from fedveca.runs.schema import parse_object, validate_round
+from fedveca.runs.validate_records import parse_object, validate_round
 
 SERVER_START_SECONDS = 300.0
 _log = logging.getLogger(__name__)

@@ -42,17 +42,11 @@ from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import (
-    choose_sample,
-    cohort_options,
-    hold_back,
-    holds_back,
-    load_data,
-    make_method,
-    make_problem,
-)
-from fedveca.runs.experiment import FIELDS, Experiment
+from fedveca.runs.build import cohort_options, make_method, make_problem
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
+from fedveca.runs.setting_checks import FIELDS
+from fedveca.runs.task_data import choose_sample, hold_back, holds_back, load_data
 from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import CHANNELS, Dataset
 from fedveca.tasks.datasets.lazy import LazyRows

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,9 @@ def _main() -> None:
         from fedveca.deploy.pin import enforce_pin
 
         enforce_pin(Path(os.environ[API_FOLDER]))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # a log file can be followed, line by line
     sys.exit(load_program(name)())
 
 

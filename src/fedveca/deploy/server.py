@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedveca.cohorts.flower.cohort import FlowerCohort, NodeTask
+    from fedveca.cohorts.flower.answers import NodeTask
+    from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.cohorts.flower.forms import NodeForm
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
@@ -106,7 +107,8 @@ def _connect(
     grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
 ) -> FlowerCohort:
     from fedveca.cohorts.flower.cohort import FlowerCohort
-    from fedveca.runs.build import check_held, cohort_options, make_method
+    from fedveca.runs.build import cohort_options, make_method
+    from fedveca.runs.task_data import check_held
 
     check_deployable(e)
     options = cohort_options(e)
@@ -121,6 +123,7 @@ def _connect(
         timeout=e.round_timeout,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
+        equal_weights=options["equal_weights"],
         say=say,
         nodes=_read_nodes(),
     )
@@ -132,9 +135,10 @@ def _make_task(e: Experiment, data: Dataset) -> NodeTask:
     """What nodes and their answers must agree with, by the rows at the server."""
     import torch
 
-    from fedveca.cohorts.flower.cohort import NodeTask
+    from fedveca.cohorts.flower.answers import NodeTask
     from fedveca.cohorts.scores import LOSS
-    from fedveca.runs.build import choose_sample, make_problem
+    from fedveca.runs.build import make_problem
+    from fedveca.runs.task_data import choose_sample
     from fedveca.tasks.module_problem import ModuleProblem
 
     sample = choose_sample(data.x_test, data.y_test, data.classes, data.pixels, data.inputs)
@@ -196,7 +200,7 @@ def check_deployable(e: Experiment) -> None:
 
 def load_test_data(e: Experiment) -> Dataset:
     """What the server tests on: what FEDVECA_TEST_DATA names, else the test rows of the experiment's data set."""
-    from fedveca.runs.build import load_data
+    from fedveca.runs.task_data import load_data
 
     name = os.environ.get(TEST_DATA, "")
     if not name:

@@ -19,13 +19,16 @@ from fedveca.algorithms.control import TAU_MIN
 from fedveca.algorithms.hyper import LARGEST
 from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory, make_new_memory
+from fedveca.cohorts.clock.buffer import BufferedCohort
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built
+from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.evaluate import Keeper
 from fedveca.runs.experiment import Experiment, upgrade_settings
 from fedveca.runs.files import find_inside, read_inside, write_atomic, write_draft
-from fedveca.runs.folder import FILE_BYTES, FORMER, LAST, MEMORY_FILE, guard_writing
-from fedveca.runs.guard import TrainingGuard, restore_numbers
+from fedveca.runs.folder import FILE_BYTES
+from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, guard_writing
+from fedveca.runs.guard import TrainingGuard, is_guarded, restore_numbers
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -33,6 +36,7 @@ from fedveca.tasks.names import CUSTOM
 
 FORMAT, FORMAT_0_1 = "3", "2"
 BLANK = b"0" * 64
+_SCHEDULE = "schedule."  # how the names of what a buffered schedule stores begin
 FREE = ("rounds", "data_dir", "test_every", "track", "ray_address", "memory_mb")  # settings that may differ on resuming
 
 
@@ -66,6 +70,8 @@ class Checkpointer:
         named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
         named |= keeper.guard.save() if keeper.guard else {}
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
+        if isinstance(self.cohort, BufferedCohort):
+            named |= {f"{_SCHEDULE}{name}": v for name, v in self.cohort.save().items()}
         return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
 
 
@@ -169,6 +175,8 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
     if CUSTOM in e.model:
         found.update(repr([(name, v.shape) for name, v in built.problem.named(built.state.w).items()]).encode())
     found.update(built.problem.hash_fixed().encode())
+    if e.devices:
+        found.update(repr(read_devices(e.devices)).encode())
     shares = built.shares if CUSTOM in e.partition else ()
     parts: tuple[Tensor | LazyRows, ...] = built.data.x, built.data.y, built.data.x_test, built.data.y_test, *shares
     for part in parts:
@@ -183,7 +191,12 @@ def _hash_data(found: hashlib._Hash, built: Built) -> str:
 def _bound_bytes(built: Built) -> int:
     """Bytes of this run's largest checkpoint: state, kept and best model, three numbers per client, and its header."""
     parts: list[Tensor] = [*built.state._asdict().values(), *2 * [built.state.w], *3 * [built.statistics]]
-    return sum(v.numel() * v.element_size() for v in parts) + 24 * len(built.cohort.sizes) + 2**20
+    size = sum(v.numel() * v.element_size() for v in parts)
+    if isinstance(built.cohort, BufferedCohort):  # an order per client at work, and its five numbers
+        order = built.algorithm.order(built.state)
+        each = sum(v.numel() * v.element_size() for v in (order.w, *order.aux.values(), built.statistics))
+        size += (each + 2**10) * (built.cohort.at_once + 1)
+    return size + 24 * len(built.cohort.sizes) + 2**20
 
 
 def _explain_other(folder: Path, memory: PersistentMemory) -> str:
@@ -209,7 +222,8 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     wanted["numbers"] = torch.empty(4, dtype=torch.float64)
     guard = make_guard(built)
     wanted |= guard.save() if guard else {}
-    for name in wanted.keys() | {name for name in named if not name.startswith("memory.")}:
+    cohort, schedule = built.cohort, {name: v for name, v in named.items() if name.startswith(_SCHEDULE)}
+    for name in wanted.keys() | {name for name in named if not name.startswith("memory.") and name not in schedule}:
         fits = name in named and name in wanted and _describe(named[name]) == _describe(wanted[name])
         if not fits:
             raise Unfit(f"does not fit this run: {printable(name)}")
@@ -217,6 +231,13 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     done, kept_round, kept_loss, lowest = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
+    if isinstance(cohort, BufferedCohort):
+        first = built.algorithm.order(state)
+        first = first._replace(aux=first.aux | ({STATISTICS: running} if len(running) else {}))
+        if not cohort.load({name.removeprefix(_SCHEDULE): v for name, v in schedule.items()}, int(done), first):
+            raise Unfit("does not fit this run: the clients at work")
+    elif schedule:
+        raise Unfit("does not fit this run: it has clients at work")
     if guard:
         numbers = restore_numbers(named["guard.numbers"])
         if numbers is None or numbers.best_round > done:
@@ -244,7 +265,7 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
 
 def make_guard(built: Built) -> TrainingGuard | None:
     """The guard of a run that starts, where its settings ask for one."""
-    if built.experiment.guard == "off":
+    if not is_guarded(built.experiment):
         return None
     return TrainingGuard(torch.cat([built.state.w, built.statistics]), built.state.tau)
 

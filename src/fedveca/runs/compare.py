@@ -1,4 +1,4 @@
-"""The paper's fair protocol: a method that chooses its steps first, then every rival with the same total of them."""
+"""Fair protocols: one method first, then every rival with what it used up: local steps, rows, bytes or time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Required, TypedDict, Unpack
+from typing import Literal, NamedTuple, Required, TypedDict, Unpack, get_args
 
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_adaptive, load_method, paper_methods
 from fedveca.cohorts.random import clients_per_round
 from fedveca.errors import UserError, show_value
-from fedveca.runs.build import check_epochs, check_participation
+from fedveca.runs.budget import COST_NAMES, CostKind, RunBudget, measure_cost
+from fedveca.runs.build import check_participation
 from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import StopRequest
+from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options, keep_method_options
 from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
@@ -36,7 +38,21 @@ from fedveca.tasks.names import CUSTOM
 Method = str | Algorithm
 MethodSettings = Mapping[str, Mapping[str, object]]  # settings in place of the experiment's, by method
 _log = logging.getLogger(__name__)
-SHARED_SETTINGS = ("method", "seed", "data", "partition", "clients", "tau_all", "val", "test_by", "test_share")
+FairBy = Literal["steps", "rows", "bytes", "time"]
+FAIR_BY: tuple[FairBy, ...] = get_args(FairBy)
+FAIR_ROUNDS = 100  # times the rounds of the first method: a rival that ends by its budget has room for so many
+SHARED_SETTINGS = (
+    "budget",
+    "method",
+    "seed",
+    "data",
+    "partition",
+    "clients",
+    "tau_all",
+    "val",
+    "test_by",
+    "test_share",
+)
 
 
 class SeedValues(TypedDict):
@@ -53,19 +69,24 @@ class TableRow(TypedDict, total=False):
     method: Required[str]
     seeds: Required[list[int]]
     tau_all: Required[float | None]
+    rows: float | None  # gradient rows, where all runs recorded them
     last: Required[dict[str, SeedValues]]
     kept: Required[dict[str, SeedValues]]
     diverged: list[int]  # the seeds whose runs diverged
 
 
 class Chain(NamedTuple):
-    """The runs of one seed, in order: the total of local steps that the first one chooses is the others'."""
+    """The runs of one seed, in order: what the first one uses up is the others' budget.
+
+    With `fair="steps"` only a method that chooses its own local steps sets a budget.
+    """
 
     experiment: Experiment
     methods: tuple[Method, ...]
     out: Path
     device: str
     settings: MethodSettings
+    fair: FairBy = "steps"
 
     @property
     def folders(self) -> list[Path]:
@@ -76,19 +97,24 @@ class Chain(NamedTuple):
         self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
     ) -> list[Run]:
         runs: list[Run] = []
-        tau_all = self.experiment.tau_all
+        budget: RunBudget | None = None
         for method, folder in zip(self.methods, self.folders, strict=True):
             mine: CustomObjects = {**custom}
             if isinstance(method, str):
                 e = set_method(self.experiment.replace(**self.settings.get(method, {})), method)
             else:
                 e, mine["method"] = replace(self.experiment, method_options=""), method
-            e = replace(e, tau_all=0 if is_adaptive(method) else tau_all)
+            e = apply_budget(e, method, budget)
             done = complete_run(e, folder, self.device, stop, observers, mine)
-            if is_adaptive(method) and not runs and not e.epochs:
-                tau_all = find_budget(done)
+            if not runs and sets_budget(e, method, self.fair):
+                budget = make_budget(done, self.fair)
+                total = f"{budget.total:.15g} {COST_NAMES[budget.kind]}"
                 if done.diverged:
-                    _log.warning("%s seed %d diverged; its rivals get %d local steps in all", method, e.seed, tau_all)
+                    _log.warning("%s seed %d diverged; its rivals get %s in all", method, e.seed, total)
+                elif done.ended:
+                    ending = f"ended after {len(done.rounds)} of {e.rounds} rounds"
+                    rivals = f"its rivals get {total} in all, its pace times {e.rounds}"
+                    _log.info("%s seed %d %s; %s", method, e.seed, ending, rivals)
             runs.append(done)
         return runs
 
@@ -103,6 +129,7 @@ def compare(
     workers: int = 1,
     observers: Iterable[Observer] = (),
     settings: MethodSettings | None = None,
+    fair: FairBy = "steps",
     **custom: Unpack[CustomObjects],
 ) -> list[Run]:
     """Runs every method for every seed into folders of `out`, and writes table.json there.
@@ -123,6 +150,10 @@ def compare(
         observers: Objects that see each round as it ends.
         settings: Settings of single methods in place of the experiment's, by the method's name, such as
             `{"fedavg": {"lr": 0.1}}`; `sweep` finds such.
+        fair: What every method may use up as much of as the first one. With "steps", the paper's protocol, a method
+            that chooses its own local steps comes first, and those with fixed steps share out its total over as many
+            rounds. With "rows" (gradient rows), "bytes" (both ways) or "time" (seconds of the rounds), every other
+            method takes as many rounds, of its own numbers of steps, as the total of the first one allows.
         **custom: `data`, `model`, `loss`, `metric`, `partition` and `augment` as objects: see `CustomObjects`.
 
     Returns:
@@ -145,11 +176,12 @@ def compare(
     if len({folder_name(m) for m in methods}) < len(methods):
         raise UserError(f"methods are named twice: {', '.join(map(folder_name, methods))}")
     check_method_options(experiment.method_options, [load_method(m).algorithm for m in methods if isinstance(m, str)])
+    check_fair(experiment, fair)
     for method in methods:
         check_epochs(experiment.epochs, method)
         algorithm = load_method(method).algorithm if isinstance(method, str) else method
         check_participation(experiment, algorithm, folder_name(method))
-    if experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
+    if fair == "steps" and experiment.epochs and is_adaptive(methods[0]) and not all(map(is_adaptive, methods)):
         _log.info(
             "epochs=%s sets the local steps of the methods with fixed steps; the total of %s is not theirs",
             experiment.epochs,
@@ -157,7 +189,7 @@ def compare(
         )
     settings = check_method_settings(experiment, methods, settings or {})
     with RunPool(workers, observers, custom) as pool:
-        return run_chains(pool, experiment, seeds, out, methods, device, settings)
+        return run_chains(pool, experiment, seeds, out, methods, device, settings, fair)
 
 
 def run_chains(
@@ -168,10 +200,11 @@ def run_chains(
     methods: tuple[Method, ...],
     device: str,
     settings: MethodSettings,
+    fair: FairBy = "steps",
 ) -> list[Run]:
     """Runs a comparison, of which everything was checked, and writes its table."""
     chains = [
-        Chain(replace(experiment, seed=seed), methods, out, device, settings)
+        Chain(replace(experiment, seed=seed), methods, out, device, settings, fair)
         for seed in range(experiment.seed, experiment.seed + seeds)
     ]
     pool.share_data(experiment, [folder for chain in chains for folder in chain.folders])
@@ -218,17 +251,58 @@ def set_method(e: Experiment, method: str) -> Experiment:
     return replace(e, method=method, method_options=options)
 
 
-def find_budget(run: Run) -> int:
-    """The total of local steps that the rivals of an adaptive method get.
+def check_fair(e: Experiment, fair: str) -> None:
+    """UserError where there is no such protocol, or the settings do not go with it."""
+    if fair not in FAIR_BY:
+        raise UserError(f"fair={show_value(fair)} is not known; it is one of {', '.join(FAIR_BY)}")
+    if fair == "steps":
+        return
+    if e.lr_schedule == "cosine":
+        raise UserError(
+            f"lr_schedule=cosine cannot go with fair={fair}, which does not say how many rounds there are; "
+            "take lr_schedule=constant or step"
+        )
+    if e.budget:
+        raise UserError(f"budget={e.budget} cannot go with fair={fair}: the budget is what the first method uses up")
+    if fair == "time":
+        _log.warning("seconds differ from run to run: a comparison with fair=time does not repeat exactly")
+
+
+def sets_budget(e: Experiment, method: Method, fair: FairBy) -> bool:
+    """Whether what this method uses up, as the first one, is the budget of its rivals."""
+    return fair != "steps" or (is_adaptive(method) and not e.epochs)
+
+
+def make_budget(run: Run, fair: FairBy) -> RunBudget:
+    """What the first method used up, of the kind that is to be equal."""
+    kind: CostKind = "seconds" if fair == "time" else fair
+    return RunBudget(kind, find_budget(run, kind))
+
+
+def apply_budget(e: Experiment, method: Method, budget: RunBudget | None) -> Experiment:
+    """The settings of a method with the budget that the first one has set, or None where there is none.
+
+    A total of local steps is shared out over the rounds; any other total ends the run, whose rounds are as they are.
+    """
+    if budget and budget.kind != "steps":
+        return replace(e, tau_all=0, budget=str(budget), rounds=FAIR_ROUNDS * e.rounds)
+    total = int(budget.total) if budget else e.tau_all
+    return replace(e, tau_all=0 if is_adaptive(method) else total)
+
+
+def find_budget(run: Run, kind: CostKind = "steps") -> float:
+    """The total that the rivals of a method get, of local steps or of another kind of cost.
 
     Where its run diverged or ended early it is what all of its rounds would have taken at the pace of those that it
     has, or with tau_0 if it has none.
     """
-    e, total = run.experiment, run.summary["tau_all"]
+    e, total = run.experiment, sum(measure_cost(record, kind) for record in run.rounds)
     if not run.diverged and not run.ended:
-        return total
-    steps = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
-    return max(1, round(steps * e.rounds))
+        return round(total, 6)
+    if not run.rounds and kind != "steps":
+        raise UserError(f"{e.method} seed {e.seed} has no round, so that there is no budget of {COST_NAMES[kind]}")
+    pace = total / len(run.rounds) if run.rounds else e.tau_0 * clients_per_round(e.clients, e.participation)
+    return max(1, round(pace * e.rounds))
 
 
 def folder_name(method: Method) -> str:
@@ -251,6 +325,8 @@ def make_table(runs: list[Run]) -> list[TableRow]:
             "last": _collect(mine, "last"),
             "kept": _collect(mine, "kept"),
         }
+        if all("rows" in r.summary for r in mine):
+            row["rows"] = mean_and_spread(None if r.diverged else r.summary["rows"] for r in mine).mean
         if any(r.diverged for r in mine):
             row["diverged"] = [r.experiment.seed for r in mine if r.diverged]
         rows.append(row)

@@ -1,4 +1,4 @@
-"""When a run ends before its last round: at its target, or without improvement for too long."""
+"""When a run ends before its last round: at its target, without improvement for too long, or with its budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fedveca.errors import UserError, count_noun
+from fedveca.runs.budget import measure_cost, parse_budget
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.schema import SCHEMA, Direction, EndReason, Round, get_number
 from fedveca.runs.statistics import rounds_to_reach
@@ -16,7 +17,7 @@ class EarlyStopping:
     """Judges each round by its record alone, so that a run that was resumed ends in the same round.
 
     Args:
-        e: The settings `target` and `patience`.
+        e: The settings `target`, `patience` and `budget`.
         measure: The name of the first metric, such as accuracy.
         better: What a custom metric stated about itself.
         records: The rounds that are done.
@@ -35,7 +36,8 @@ class EarlyStopping:
                 f"target={e.target:g} needs a metric that states whether a higher or a lower value is better; "
                 f"{measure} does not: see fedveca.metric"
             )
-        self.ended: Literal["", "target", "patience"] = ""
+        self.ended: Literal["", "target", "patience", "budget"] = ""
+        self._budget, self._spent, self._counted = parse_budget(e.budget), 0.0, 0
         self._best, self._best_round = math.inf, -1
         for record in records:
             self.judge(record)
@@ -49,7 +51,17 @@ class EarlyStopping:
             self.ended = "target"
         elif self.patience and record["round"] - self._best_round >= self.patience:
             self.ended = "patience"
+        elif self._exceeds_budget(record):
+            self.ended = "budget"
         return bool(self.ended)
+
+    def _exceeds_budget(self, record: Round) -> bool:
+        """Whether another round would use up more than the budget; each round counts once."""
+        if self._budget is None:
+            return False
+        if record["round"] >= self._counted:
+            self._spent, self._counted = self._spent + measure_cost(record, self._budget.kind), record["round"] + 1
+        return not self._budget.allows_another(self._spent, self._counted)
 
 
 def name_goal(e: Experiment, measure: str) -> str:
@@ -67,6 +79,8 @@ def describe_ending(e: Experiment, reason: EndReason, rounds: int) -> str:
     why = {
         "target": f"its target of {e.target:g} was reached",
         "patience": f"its loss had not fallen for {count_noun(e.patience, 'round')}",
+        "budget": f"another round would exceed its budget of {e.budget}",
         "stop": "it was asked to stop",
     }
-    return f"it ended after round {rounds} of {e.rounds}, because {why[reason]}"
+    of_all = "" if reason == "budget" else f" of {e.rounds}"  # which are more than anyone expects
+    return f"it ended after round {rounds}{of_all}, because {why[reason]}"

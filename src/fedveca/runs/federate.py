@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, HasModel, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, HasModel, Norms, Order, Report, Timing
 from fedveca.cohorts.client_memory import reject_statistics, split_statistics
 from fedveca.cohorts.contract import Cohort
 from fedveca.cohorts.random import clients_per_round, draw_choice, sample_clients
@@ -19,10 +19,12 @@ from fedveca.errors import UserError, show_value
 from fedveca.runs.folder import to_json
 from fedveca.runs.guard import TrainingGuard
 from fedveca.runs.schema import Round
+from fedveca.runs.work import RowCount, find_computing
 
 RECENT = 5  # rounds in which the cause is sought when a run diverges
 RecentNorms = deque[tuple[int, Norms]]  # of the last rounds, each with its number
 StepRule = Callable[[int, Tensor], Tensor]  # (round, ids [n]) -> the local steps of these clients, [n] int64
+ArrivalRule = Callable[[int, Order, Tensor], Tensor]  # (round, order, tau [N]) -> the clients that answer, [n] rising
 MARGIN = 10.0  # times the others' median: an update so long is named then
 
 
@@ -66,6 +68,9 @@ def federate(
     statistics: RunningStatistics | None = None,
     recent: RecentNorms | None = None,
     steps: StepRule | None = None,
+    count_rows: RowCount | None = None,
+    clock: float = 0.0,
+    arrivals: ArrivalRule | None = None,
 ) -> Iterator[tuple[Any, Round]]:
     """Runs the rounds of a federation, one per iteration.
 
@@ -84,6 +89,9 @@ def federate(
         statistics: The model's running statistics, where it has any; they change from round to round.
         recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
         steps: Where given, it decides the local steps of a round in place of the state's tau; a pure function.
+        count_rows: Where given, each record has the gradient rows that the round's clients computed.
+        clock: Simulated seconds of the rounds that are done already, where clients run on simulated devices.
+        arrivals: Where given, it decides who answers in a round in place of the draw (`schedule=buffered`).
 
     Yields:
         The state after each round, and the round's record.
@@ -96,7 +104,10 @@ def federate(
     for k in range(first, rounds):
         start, method = time.perf_counter(), algorithm.at(k)
         order = compose_order(method, state, statistics)
-        choice = select_clients(method, cohort, state, order, k, participation, seed)
+        if arrivals:
+            choice = Choice(arrivals(k, order, steps(k, torch.arange(len(state.tau))) if steps else state.tau))
+        else:
+            choice = select_clients(method, cohort, state, order, k, participation, seed)
         ids = choice.ids
         tau = state.tau if steps is None else state.tau.index_copy(0, ids, steps(k, ids))  # [N]
         answered, report = cohort(k, order, ids, tau[ids])
@@ -120,6 +131,8 @@ def federate(
             taken = report.each.get("tau", tau[answered]).double()  # by a cohort that cuts a client short, fewer
             seen |= {"tau": taken.long(), "tau_k": p @ taken} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
+            if report.scale < 1 and not failed:
+                after = method.shorten(state, after, report.scale)
             if guard:
                 model = join_model(state, statistics)
                 loss = guard.find_loss(k, state, model) if guard.find_loss else float(p @ report.each["loss"])
@@ -141,7 +154,16 @@ def federate(
             state = _go_back(algorithm, cohort, guard, state, statistics)
             seen |= {"guarded": f"{guard.shorten()}: {failed or trouble}", "accepted": False}
         down, up = _count_bytes(order, report, len(ids), len(answered))
+        if count_rows:
+            computing = find_computing(ids, answered, faults)
+            taken = tau.index_copy(0, answered, torch.tensor(to_json(seen["tau"]), dtype=torch.int64))
+            seen |= {"rows": count_rows(cohort.sizes[ids][computing], taken[ids][computing])}
         seen |= {"bytes_down": choice.down + down, "bytes_up": choice.up + up}
+        if report.timing:
+            clock += choice.seconds + report.timing.seconds
+            seen |= {"clock": clock, "client_seconds": report.timing.clients}
+            seen |= {} if report.timing.staleness is None else {"staleness": report.timing.staleness}
+            seen |= {} if report.timing.joules is None else {"joules": choice.joules + report.timing.joules}
         seen["seconds"] = round(time.perf_counter() - start, 6)
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})
 
@@ -190,6 +212,8 @@ class Choice(NamedTuple):
     faults: tuple[Fault, ...] = ()
     down: int = 0  # bytes
     up: int = 0
+    seconds: float = 0.0  # simulated
+    joules: float = 0.0
 
 
 def select_clients(
@@ -209,7 +233,16 @@ def select_clients(
         losses[answered] = report.each.get("loss", torch.empty(0, dtype=torch.float64))
         down, up = _count_bytes(order, report, len(who), len(answered))
         record: dict[str, object] = {"candidates": answered, "candidate_loss": losses[answered]}
-        found = Choice(clients, record, (*found.faults, *report.faults), found.down + down, found.up + up)
+        timing = report.timing or Timing(0.0, losses, None)
+        found = Choice(
+            clients,
+            record,
+            (*found.faults, *report.faults),
+            found.down + down,
+            found.up + up,
+            found.seconds + timing.seconds,
+            found.joules + (timing.joules or 0.0),
+        )
         return losses[ids]
 
     u = draw_choice(seed, k, clients)
@@ -228,9 +261,9 @@ def _check_ids(ids: object, clients: int, verb: str) -> Tensor:
 
 
 def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:
-    """p_i = D_i / sum D_j over the clients that answered."""
-    size = cohort.sizes[ids].double()
-    return size / size.sum()
+    """p_i = D_i / sum D_j over the clients that answered, or 1 / n with weights=uniform."""
+    weight = cohort.weights[ids].double()
+    return weight / weight.sum()
 
 
 def advise(recent: Iterable[tuple[int, Norms]], guarded: bool = False) -> str:

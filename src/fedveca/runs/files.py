@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.schema import Direction, Json, parse_object
+from fedveca.runs.schema import Direction, Json, state_units
+from fedveca.runs.validate_records import parse_object
 from fedveca.safe_files import open_regular
+from fedveca.tasks.names import is_unit
 
 OBJECT_BYTES = 4 * 2**20  # the most of a JSON file that is read at once
 DEEPEST = 32  # lists and objects within each other; a run writes three
@@ -116,9 +118,16 @@ def parse_bounded(content: bytes, where: str, parse: Callable[[str], T]) -> T:
 
 
 def read_directions(folder: Path) -> dict[str, Direction]:
-    """What a custom metric stated about itself; nothing where environment.json cannot be what a run wrote."""
+    """What a custom metric stated about itself; nothing where environment.json cannot be what a run wrote.
+
+    What it is measured in is known to the schema from here on.
+    """
     with contextlib.suppress(OSError, ValueError):
-        stated = read_object(folder, "environment.json").get("better")
+        environment = read_object(folder, "environment.json")
+        units = environment.get("units")
+        if isinstance(units, dict):
+            state_units({k: v for k, v in units.items() if isinstance(v, str) and is_unit(v)})
+        stated = environment.get("better")
         if isinstance(stated, dict):
             return {k: cast(Direction, v) for k, v in stated.items() if v in ("higher", "lower")}
     return {}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
+from fedveca.algorithms.registry import is_guarded_by_default
+from fedveca.runs.experiment import Experiment
 
 GROWTH = 10.0  # times the loss of the start: so much is divergence
 LOST = 0.5  # share of what the loss has fallen by so far: a model that has lost more of it is in trouble
@@ -21,6 +23,15 @@ SHORTEST = 2.0**-20
 CALM = 10  # rounds of that time after the first return; it doubles with each further one
 MOST_FAILURES = 10  # rounds without a finite model since the lowest loss last fell
 PROGRESS = 1e-4  # by what share of it, at least: the loss of the same model may differ in its last digits
+
+
+def is_guarded(e: Experiment) -> bool:
+    """Whether a run has a guard. guard=auto is on for methods that declare it, where nothing speaks against it."""
+    if e.guard != "auto":
+        return e.guard == "on"
+    fits = not e.dp_noise and e.keep != "rollback" and e.schedule != "buffered"
+    return fits and is_guarded_by_default(e.method)
+
 
 FindLoss = Callable[
     [int, HasModel, Tensor], float

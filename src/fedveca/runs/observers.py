@@ -45,7 +45,7 @@ class Observer:
 
 
 class ComparisonObserver(Observer):
-    """Sees a comparison as a whole too, and the rounds of runs in other processes, of which several go on at a time."""
+    """Sees a comparison as a whole too, and the rounds of runs in other processes, of which several run at a time."""
 
     def plan(self, experiment: Experiment, methods: tuple[str, ...], seeds: int, workers: int, folder: Path) -> None:
         """Called once, before the first run."""

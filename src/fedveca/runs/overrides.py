@@ -17,19 +17,20 @@ from fedveca.algorithms.registry import load_method
 from fedveca.algorithms.registry import methods as known_methods
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError, explain_error, show_value
-from fedveca.runs.experiment import FIELDS, Experiment, range_of
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS, range_of
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
+from fedveca.tasks.goal import Metrics, display_name
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models import Model
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
-from fedveca.tasks.validate import Metrics, display_name
 
 Partition = Sequence[Any] | Callable[[Dataset, int, int], Sequence[Any]]  # each client's rows; or of (data, N, seed)
 

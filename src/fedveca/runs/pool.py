@@ -29,7 +29,7 @@ from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.overrides import CustomObjects, name_objects
 from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resume, run
-from fedveca.runs.schema import parse_object, validate_round
+from fedveca.runs.validate_records import parse_object, validate_round
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.names import CUSTOM
 

@@ -17,7 +17,8 @@ from fedveca.errors import UserError, explain_error, printable
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, to_json
 from fedveca.runs.rebuild import RebuiltModel
-from fedveca.runs.schema import Json
+from fedveca.runs.schema import Json, format_value, short_label
+from fedveca.tasks.metrics import Table
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,16 @@ class Predicted:
 
     scores: Tensor  # [n, ...]; of numbers to predict, the numbers
     classes: Tensor | None  # [n, ...]
-    measures: dict[str, float] = field(default_factory=dict)  # accuracy or absolute_error
+    measures: dict[str, float | Table] = field(default_factory=dict)  # by the names of the metrics
 
     def values(self) -> dict[str, Json]:
         """For JSON."""
         classes = {} if self.classes is None else {"classes": to_json(self.classes)}
-        return {"rows": len(self.scores), **self.measures, **classes, "scores": to_json(self.scores)}
+        return self.describe() | classes | {"scores": to_json(self.scores)}
+
+    def describe(self) -> dict[str, Json]:
+        """How many rows and how good, for JSON; null where a measure is not defined."""
+        return {"rows": len(self.scores)} | {name: to_json(v) for name, v in self.measures.items()}
 
 
 def predict_file(run: Run, path: Path) -> Predicted:
@@ -43,7 +48,7 @@ def predict_file(run: Run, path: Path) -> Predicted:
             are prepared as in training; other numbers are what the model takes.
 
     Returns:
-        Scores and classes, and the accuracy where there are targets.
+        Scores and classes, and the metrics of the run where there are targets.
 
     Raises:
         UserError: Where the file cannot be read, or its rows do not fit the model.
@@ -61,7 +66,7 @@ def predict_test(run: Run, data_dir: str = "") -> Predicted:
         data_dir: Folder that holds the data set.
 
     Returns:
-        Scores and classes, and the accuracy.
+        Scores and classes, and the metrics of the run.
 
     Raises:
         UserError: Where the data cannot be found or are custom.
@@ -74,7 +79,7 @@ def predict_test(run: Run, data_dir: str = "") -> Predicted:
 
 def _predict(model: RebuiltModel, x: Tensor, y: Tensor | None) -> Predicted:
     found = model.predict(x)
-    return Predicted(found.scores, found.classes, {} if y is None else model.compare_labels(found, y))
+    return Predicted(found.scores, found.classes, {} if y is None else model.evaluate(found, y))
 
 
 def _read_rows(path: Path) -> tuple[Tensor, Tensor | None]:
@@ -124,14 +129,13 @@ def write_prediction(found: Predicted, out: Path) -> None:
 
 def summarize(found: Predicted, most: int, out: str) -> str:
     """A few lines for people: how many rows, how good, and the first predictions or where all of them are."""
-    lines = [
-        f"{len(found.scores)} rows"
-        + "".join(f", {name.replace('_', ' ')} {v:.4g}" for name, v in found.measures.items())
-    ]
+    numbers = {f"test_{name}": v for name, v in found.measures.items() if not isinstance(v, list)}
+    shown = [f"{short_label(name)} {format_value(name, v)}" for name, v in numbers.items()]
+    lines = [", ".join([f"{len(found.scores)} rows", *shown])]
     if out:
         return "\n".join([*lines, f"predictions: {printable(out, 4096)}"])
-    shown = found.scores if found.classes is None else found.classes
+    predicted = found.scores if found.classes is None else found.classes
     word = "predicted" if found.classes is None else "classes"
-    first = " ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in shown[:most].flatten()[:80].tolist())
-    more = " ..." if len(shown) > most or shown[:most].numel() > 80 else ""
+    first = " ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in predicted[:most].flatten()[:80].tolist())
+    more = " ..." if len(predicted) > most or predicted[:most].numel() > 80 else ""
     return "\n".join([*lines, f"{word}: {first}{more}"])

@@ -15,11 +15,15 @@ DOTS = 4096  # of a TOML file: the time and memory of a dotted key grow with the
 
 def read_toml(name: str) -> dict[str, object]:
     """The tables of a TOML file of the user's."""
+    return load_toml(read_text(name), printable(name))
+
+
+def read_text(name: str) -> str:
+    """The text of a small file of the user's."""
     try:
-        text = _read_file(Path(name))
+        return _read_file(Path(name))
     except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
         raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
-    return load_toml(text, printable(name))
 
 
 def load_toml(text: str, source: str) -> dict[str, object]:

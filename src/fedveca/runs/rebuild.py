@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import describe_rows, load_data, make_problem
+from fedveca.runs.build import make_problem
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import Json, RowForm
+from fedveca.runs.task_data import describe_rows, load_data
 from fedveca.runs.weights import pack_model
 from fedveca.tasks.datasets.dataset import Dataset, is_preparation, prepare
 from fedveca.tasks.losses import IGNORED
+from fedveca.tasks.metrics import METRICS, Table
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 from fedveca.tasks.validate import ROWS
 
 PASS_ROWS = 1000  # rows of a pass
@@ -66,8 +69,8 @@ class RebuiltModel:
         self.experiment, self.form = e, _find_form(run, where)
         shape, classes = tuple(self.form["shape"]), self.form["classes"]
         # loss, metric and augmentation do not change scores; custom ones are not at hand
-        loss, metric = ("auto" if name.startswith(CUSTOM) else name for name in (e.loss, e.metric))
-        plain = replace(e, loss=loss, metric=metric, augment="")
+        loss = "auto" if e.loss.startswith(CUSTOM) else e.loss
+        plain = replace(e, loss=loss, metric=_keep_known(e.metric), augment="")
         self.problem: Problem = make_problem(plain, shape, classes, sample=_make_sample(self.form))
         self.w, self.running = pack_model(self.problem, run.model, f"the model of {where}")
 
@@ -122,16 +125,47 @@ class RebuiltModel:
             raise UserError(f"the run has custom data ({name}), which are not in its folder; give a file of rows")
         return load_data(replace(self.experiment, data_dir=data_dir or self.experiment.data_dir))[0]
 
-    def compare_labels(self, found: Prediction, y: Tensor) -> dict[str, float]:
-        """The accuracy, or the mean absolute error where numbers are predicted."""
+    def evaluate(self, found: Prediction, y: Tensor) -> dict[str, float | Table]:
+        """Every metric of the run on predicted rows, by its name; a custom one is not at hand.
+
+        Args:
+            found: What `predict` made of the rows.
+            y: Their labels or targets, [n, ...].
+
+        Returns:
+            Numbers, and lists of lists for tables. A value that is not defined, such as the AUC of rows of one class,
+            is NaN.
+
+        Raises:
+            UserError: Where y is not of the form of the run's targets, or holds a label that the model does not know.
+        """
         form = [len(found.scores), *self.form["targets"]]
         if list(y.shape) != form:
             raise UserError(f"y has the shape {list(y.shape)}; these rows have targets of shape {form}")
-        if found.classes is None:
-            return {"absolute_error": float((found.scores.reshape(y.shape) - y).abs().mean())}
-        known = y if isinstance(self.problem, ModuleProblem) else y % 2
-        counted = known != IGNORED if known.dim() > 1 else torch.ones_like(known, dtype=torch.bool)
-        return {"accuracy": float((found.classes == known)[counted].float().mean())}
+        scores, labels = found.scores, y.float()
+        if found.classes is not None:
+            labels = self.problem.labels(_read_labels(y))
+        if isinstance(self.problem, SquaredSvm):
+            scores = torch.stack([scores, -scores], -1)
+        elif found.classes is not None:
+            counted = labels[labels != IGNORED] if labels.dim() > 1 else labels
+            odd = counted[(counted < 0) | (counted >= scores.shape[-1])]
+            if len(odd):
+                raise UserError(f"y holds the label {int(odd[0])}; the model knows 0 to {scores.shape[-1] - 1}")
+        return {m.name: m.close(m.count(scores, labels), len(y)) for m in self.problem.metrics}
+
+
+def _read_labels(y: Tensor) -> Tensor:
+    if y.is_floating_point() and not torch.equal(y, y.round()):
+        raise UserError("y holds fractions; the model predicts labels, which are whole numbers")
+    return y.long()
+
+
+def _keep_known(metric: str) -> str:
+    """The setting `metric` without custom functions, which are not at hand; auto where nothing is left."""
+    if not metric.startswith(CUSTOM):
+        return metric
+    return ",".join(name for name in metric.removeprefix(CUSTOM).split(",") if name in METRICS) or "auto"
 
 
 def _find_form(run: Run, where: str) -> RowForm:

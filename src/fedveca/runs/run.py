@@ -15,36 +15,32 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.registry import is_adaptive, is_pooled
+from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.client_store import RowsError
+from fedveca.cohorts.clock.buffer import BufferedCohort
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
-from fedveca.runs.build import Built, build, describe_rows, holds_back
-from fedveca.runs.checkpoint import Checkpointer, load_checkpoint, make_guard, memory_file
-from fedveca.runs.client_evaluation import ModelEvaluator, drop_evaluation
+from fedveca.runs.build import Built, build
+from fedveca.runs.checkpoint import Checkpointer, make_guard
+from fedveca.runs.client_evaluation import ModelEvaluator
+from fedveca.runs.clock import invite_share, sum_time
 from fedveca.runs.early_stopping import EarlyStopping, describe_ending
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import GrowthCheck, Keeper
-from fedveca.runs.experiment import Experiment, count_probe_rows, is_path
+from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
-from fedveca.runs.files import read_object
-from fedveca.runs.folder import (
-    FORMER,
-    LAST,
-    MEMORY_FILE,
-    Run,
-    RunFolder,
-    describe_environment,
-    guard_writing,
-    require_files,
-    require_new,
-)
+from fedveca.runs.folder import Run, describe_environment, require_files, require_new
+from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, RunFolder, guard_writing
 from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
-from fedveca.runs.schema import EndReason, Environment, Round, Summary, get_number
+from fedveca.runs.resume_point import add_seconds, check_init, drop_test_values, find_progress
+from fedveca.runs.schema import EndReason, Environment, Round, Summary, get_number, state_units
+from fedveca.runs.setting_checks import is_path
+from fedveca.runs.task_data import describe_rows, holds_back
+from fedveca.runs.work import count_rows_of
 from fedveca.tasks.names import CUSTOM
 from fedveca.tasks.partition import label_counts
 
@@ -112,6 +108,9 @@ def run(
         environment["started_by"] = started_by
     if built.directions:
         environment["better"] = built.directions
+    if built.units:
+        environment["units"] = built.units
+        state_units(built.units)
     if epochs := parse_epochs(built.experiment.epochs):
         rows, batch = built.shares.sizes, built.experiment.batch
         fewest = epochs._replace(high=epochs.low).count_steps(int(rows.min()), batch)
@@ -192,18 +191,18 @@ def resume(
             built = built._replace(experiment=replace(built.experiment, init=e.init))
         else:
             built = build(e, device, cohort=cohort, **custom)
-            _check_init(out, built)
-        keeper, note = _find_progress(out, former, built, device)
+            check_init(out, built)
+        keeper, note = find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
         records = former.rounds[: keeper.round]
         if not _watch_end(built, records).ended:
-            records = [_drop_test_values(record, built.experiment) for record in records]
+            records = [drop_test_values(record, built.experiment) for record in records]
         with RunFolder.reopen(out, built.experiment, records) as folder, stop_or_signal(stop) as stopping:
             if note.endswith(FORMER):
                 with guard_writing(out):
                     os.replace(out / FORMER, out / LAST)  # the next checkpoint would put the damaged one in its place
-            spent = _add_seconds(former, records)
+            spent = add_seconds(former, records)
             return _run_rounds(built, device, keeper, records, folder, observers, stopping, spent)
 
 
@@ -235,11 +234,14 @@ def _run_rounds(
         first=keeper.round,
         rollback=keeper.rollback,
         guard=keeper.guard,
-        participation=e.participation,
+        participation=invite_share(e),
         seed=e.seed,
         statistics=keeper.statistics,
         recent=growth.recent,
         steps=built.steps,
+        count_rows=count_rows_of(e, built.algorithm),
+        arrivals=built.cohort.find_arrivals if isinstance(built.cohort, BufferedCohort) else None,
+        clock=(get_number(records[-1], "clock") or 0.0) if records else 0.0,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers
     guard = guard_writing(path, RowsError) if path else contextlib.nullcontext()
@@ -296,6 +298,10 @@ def _run_rounds(
             "last": evaluator.describe(keeper.round, keeper.state, keeper.model),
             "kept": evaluator.describe(keeper.kept_round, keeper.state, keeper.kept),
         }
+        if all("rows" in record for record in records):
+            summary["rows"] = sum(record["rows"] for record in records)
+        if e.devices and records:
+            summary |= sum_time(records)
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
         if keeper.guard:
@@ -320,49 +326,6 @@ def _run_rounds(
             folder.write_end(summary, model)
         done.append(Run(e, records, summary, model, path, built.directions, environment or {}))
         return done[0]
-
-
-def _find_progress(out: Path, former: Run, built: Built, device: str) -> tuple[Keeper, str]:
-    """Where the run in a folder stopped, and a note for the user; UserError where it cannot be resumed as asked."""
-    e = built.experiment
-    if not former.summary and not any((out / name).exists() for name in (LAST, FORMER)):
-        built.cohort.memory.home = memory_file(out)
-        keeper = Keeper(e.keep, built.state, statistics=built.statistics, guard=make_guard(built))
-        return keeper, f"{out} has no checkpoint yet: it starts again at round 1"
-    if former.ended:
-        ending = describe_ending(former.experiment, former.ended, len(former.rounds))
-        raise UserError(f"{out} is finished: {ending}; more rounds need a new run without this {former.ended}")
-    keeper, note = load_checkpoint(out, built, device)
-    if keeper.round > len(former.rounds):
-        raise UserError(f"{out} cannot be resumed: rounds.jsonl ends before its checkpoint")
-    if keeper.round >= e.rounds and former.summary:
-        raise UserError(f"{out} is finished: {keeper.round} rounds are done; name more, rounds=N")
-    if keeper.round > e.rounds:
-        raise UserError(f"rounds={e.rounds} is fewer than the {keeper.round} that are done in {out}")
-    if e.tau_all and not is_adaptive(e.method) and not torch.equal(keeper.state.tau, built.state.tau):
-        raise UserError(f"rounds={e.rounds} would change every round: tau_all={e.tau_all} is shared out over all")
-    if e.rounds != former.experiment.rounds and e.lr_schedule == "cosine":
-        raise UserError(f"rounds={e.rounds} would change the learning rate of every round: lr_schedule=cosine")
-    if not all("tau" in record for record in former.rounds):
-        raise UserError(f"{out} cannot be resumed: a line of rounds.jsonl lacks tau")
-    return keeper, note
-
-
-def _check_init(out: Path, built: Built) -> None:
-    """UserError where the file that `init` names is not the one that the run was started with."""
-    with contextlib.suppress(OSError, ValueError):
-        if read_object(out, "environment.json").get("init_sha256", "") == built.init_sha256:
-            return
-    if built.init_sha256:
-        raise UserError(f"{out} cannot be resumed: init={built.experiment.init} is not the file that it started from")
-
-
-def _drop_test_values(record: Round, e: Experiment) -> Round:
-    """A line as a run of e.rounds writes it: what was its last round need not be any more."""
-    k = record["round"] + 1
-    if k % e.test_every == 0 or k == e.rounds:
-        return record
-    return drop_evaluation(record, val=e.keep != "best")
 
 
 def _evaluate_last(built: Built, keeper: Keeper, evaluator: ModelEvaluator) -> float:
@@ -399,12 +362,6 @@ def _learned_nothing(keeper: Keeper, records: list[Round]) -> bool:
     """Whether the untrained model is what is handed out, because no round improved it."""
     untrained = keeper.keep == "best" and keeper.kept_round == 0
     return bool(records) and (untrained or not any(record.get("accepted", True) for record in records))
-
-
-def _add_seconds(former: Run, records: list[Round]) -> float:
-    """How long a run took up to here: what its summary says, or the sum of its rounds where it was interrupted."""
-    rounds = sum(get_number(record, "seconds") or 0.0 for record in records)
-    return max(rounds, get_number(former.summary, "seconds") or 0.0)
 
 
 def _describe_stop(done: int, rounds: int, folder: Path) -> str:

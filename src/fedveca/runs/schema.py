@@ -6,18 +6,15 @@ and what a custom method records. Rounds are counted from 0 on disk and from 1 w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, NotRequired, Required, TypedDict, TypeGuard, get_args
-
-from fedveca.errors import UserError, printable
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, Required, TypedDict, TypeGuard, get_args
 
 if TYPE_CHECKING:
     from fedveca.algorithms.contract import Fault  # at run time it would load PyTorch
 
 Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Direction = Literal["higher", "lower"]
-EndReason = Literal["target", "patience", "stop"]  # what ended a run before its last round
+EndReason = Literal["target", "patience", "budget", "stop"]  # what ended a run before its last round
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
 LARGEST_COUNT = 2**63 - 1
@@ -57,6 +54,9 @@ class Round(Evaluation, total=False):
     A: list[float | None]
     L: float | None
     premise: float | None
+    condition_alpha: float | None
+    condition_step: float | None
+    condition_drift: float | None
     eta_g: float | None
     epsilon: float | None
     tested: list[int]
@@ -64,8 +64,13 @@ class Round(Evaluation, total=False):
     warning: str
     guarded: str
     step_scale: float
+    rows: int
     bytes_down: int
     bytes_up: int
+    clock: float
+    client_seconds: list[float | None]
+    staleness: list[int]
+    joules: float
     seconds: float
 
 
@@ -81,7 +86,10 @@ class Summary(TypedDict, total=False):
 
     experiment: dict[str, str | int | float]
     tau_all: int
+    rows: int  # gradient rows in all, where every round recorded them
     seconds: float
+    clock: float  # simulated seconds, where clients run on simulated devices
+    joules: float  # of all rounds, where the devices state what they use
     rounds: int
     last: ModelResult
     kept: ModelResult
@@ -125,11 +133,26 @@ class Environment(TypedDict, total=False):
     device: str
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
+    units: dict[str, str]  # and what it is measured in
     rows: RowForm  # what a model of the run takes
     steps: list[int]  # the fewest and the most local steps that epochs gives a client
     probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
+
+
+class Condition(NamedTuple):
+    """What the paper's theory asks of a quantity in every round."""
+
+    title: str
+    sign: Literal["<", "≤", "≥"]
+    bound: float
+
+    def is_met(self, value: float) -> bool:
+        """Whether a round with this value has it."""
+        if self.sign == "≥":
+            return value >= self.bound
+        return value < self.bound if self.sign == "<" else value <= self.bound
 
 
 class Quantity(NamedTuple):
@@ -146,6 +169,7 @@ class Quantity(NamedTuple):
     formula: str = ""
     whole: bool = False  # whole numbers only
     at: Literal["start", "end"] = "end"  # of the round: a quantity of w_k, or of w_(k+1) and the round itself
+    condition: Condition | None = None
 
 
 SCHEMA = {
@@ -169,7 +193,34 @@ SCHEMA = {
         Quantity("delta", "Deviation δ", "per client", symbol="δ", formula="max ‖Σ g‖² / ((λ+1) ‖∇F(w_(k−1))‖²)"),
         Quantity("A", "A = η β² δ", "per client", symbol="A", formula="η β² δ"),
         Quantity("L", "Smoothness L", symbol="L", formula="the largest L_k so far"),
-        Quantity("premise", "Premise", formula="η τ_k L; Theorem 1 asks for at least 1"),
+        Quantity(
+            "premise",
+            "Premise",
+            symbol="η τ_k L",
+            formula="η τ_k L; Theorem 1 asks for at least 1",
+            condition=Condition("Premise of Theorem 1", "≥", 1.0),
+        ),
+        Quantity(
+            "condition_alpha",
+            "Condition on α",
+            symbol="α min A / 2L",
+            formula="α min A / (2 L); Theorem 2 asks for less than 1",
+            condition=Condition("Theorem 2's condition", "<", 1.0),
+        ),
+        Quantity(
+            "condition_step",
+            "Theorem 1's bracket",
+            symbol="bracket",
+            formula="η/4 Σ p_i (τ_(k,i) (2 L + A_i) − A_i) − 1; F falls where it is below 0",
+            condition=Condition("Theorem 1's descent", "<", 0.0),
+        ),
+        Quantity(
+            "condition_drift",
+            "Length of the direction",
+            symbol="‖d_k‖ / ‖∇F‖",
+            formula="‖Σ p_i G_i‖ / ‖∇F(w_k)‖; Assumption 2 asks for at most 1",
+            condition=Condition("Assumption 2", "≤", 1.0),
+        ),
         Quantity("eta_g", "Server's step η_g", symbol="η_g", formula="max(1, Σ p_i ‖Δ_i‖² / (2 (‖Σ p_i Δ_i‖² + ε)))"),
         Quantity("accepted", "Accepted", "flag", formula="1 where the model was accepted"),
         Quantity("train_loss", "Training loss", better="lower", formula="F(w_k) = Σ p_i F_i(w_k)", at="start"),
@@ -192,12 +243,30 @@ SCHEMA = {
         ),
         Quantity("tested", "Clients that tested", "clients", formula="they have test rows and answered", whole=True),
         Quantity("epsilon", "Privacy spent ε", better="lower", symbol="ε"),
+        Quantity(
+            "rows",
+            "Gradient rows per round",
+            formula="Σ (τ_(k,i) B + min(probe, D_i)), without the probe where a method needs no gradient of it",
+            whole=True,
+        ),
         Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
         Quantity("bytes_up", "Bytes up per round", unit="bytes", whole=True),
+        Quantity("clock", "Simulated time", unit="s", formula="since the start; only with devices"),
+        Quantity("client_seconds", "Simulated seconds", "per client", unit="s", formula="from the order to the answer"),
+        Quantity(
+            "staleness",
+            "Staleness",
+            "per client",
+            formula="models since the client's start; only with schedule=buffered",
+            whole=True,
+        ),
+        Quantity("joules", "Joules per round", unit="J", formula="of all clients that computed; only with devices"),
         Quantity("seconds", "Seconds per round", unit="s"),
     )
 }
 DEFAULT_METRIC = "test_accuracy"
+MOST_UNITS = 1000  # of custom metrics: folders of others state them too
+_stated_units: dict[str, str] = {}  # by name
 
 
 class Family(NamedTuple):
@@ -258,7 +327,18 @@ def describe_quantity(name: str, directions: Mapping[str, Direction] | None = No
     """
     known = find_quantity(name, directions)
     label = name.replace("_", " ")
-    return known or Quantity(name, label[:1].upper() + label[1:], better=(directions or {}).get(name))
+    unit = _stated_units.get(name, "")
+    return known or Quantity(name, label[:1].upper() + label[1:], unit=unit, better=(directions or {}).get(name))
+
+
+def state_units(units: Mapping[str, str]) -> None:
+    """Makes known what custom metrics are measured in; a run does so when it starts and when it is opened.
+
+    A quantity has one unit wherever it is shown, so the last statement about a name counts.
+    """
+    for name, unit in units.items():
+        if name not in SCHEMA and (name in _stated_units or len(_stated_units) < MOST_UNITS):
+            _stated_units[name] = unit
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -328,64 +408,3 @@ def _fixed(value: float, digits: int) -> str:
 def short_label(name: str) -> str:
     """A test value's name within a line: test_absolute_error is `absolute error`."""
     return name.removeprefix("test_").replace("_", " ")
-
-
-def parse_object(text: str, where: str) -> dict[str, Json]:
-    """The names and values of a JSON object."""
-    try:
-        out = json.loads(text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{where} is not JSON: {why}") from error
-    if not isinstance(out, dict):
-        raise UserError(f"{where} is not a JSON object")
-    return out
-
-
-def validate_round(record: Mapping[str, object], k: int) -> TypeGuard[Round]:
-    """True where every known quantity of line k has a value that a run can have written; UserError elsewhere."""
-    for name, value in record.items():
-        quantity = find_quantity(name)
-        if quantity and not _is_valid(quantity, value):
-            raise UserError(f"line {k + 1} of rounds.jsonl: invalid value for {name}")
-    if record.get("round") != k or type(record.get("round")) is not int:
-        raise UserError(f"line {k + 1} of rounds.jsonl: invalid value for round")
-    return True
-
-
-def validate_summary(summary: Mapping[str, object]) -> TypeGuard[Summary]:
-    """The same of the closing summary."""
-    wrong = [] if is_count(summary.get("tau_all")) else ["tau_all"]
-    wrong += [name for name in ("last", "kept") if not _is_result(summary.get(name))]
-    if wrong:
-        raise UserError(f"summary.json: invalid value for {wrong[0]}")
-    return True
-
-
-def _is_valid(quantity: Quantity, value: object) -> bool:
-    if quantity.kind == "flag":
-        return isinstance(value, bool)
-    if quantity.kind == "text":
-        return isinstance(value, str)
-    if quantity.kind == "faults":
-        return isinstance(value, list)
-    good = is_count if quantity.whole else _is_number_or_null
-    if quantity.kind == "table":
-        return isinstance(value, list) and all(isinstance(row, list) and all(map(good, row)) for row in value)
-    if quantity.kind in ("per client", "per tested client", "per candidate", "clients"):
-        return isinstance(value, list) and all(map(good, value))
-    return good(value)
-
-
-def _is_result(value: object) -> bool:
-    if not isinstance(value, dict) or not is_count(value.get("round")) or "test_loss" not in value:
-        return False
-    return all(_is_valid(find_quantity(name) or Quantity(name, name), each) for name, each in value.items())
-
-
-def _is_number_or_null(value: object) -> bool:
-    return value is None or is_number(value)
-
-
-def _reject_constant(word: str) -> NoReturn:
-    raise UserError(f"{printable(word)} is not a JSON number")

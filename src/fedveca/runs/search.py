@@ -8,13 +8,16 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fedveca.errors import UserError, printable, show_value
-from fedveca.runs.experiment import FIELDS, TYPES, Experiment, check_setting, choices, parse_settings
+from fedveca.runs.experiment import Experiment, parse_settings
 from fedveca.runs.schema import Direction
+from fedveca.runs.setting_checks import FIELDS, TYPES, check_setting, choices
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
 TriedValue = str | int | float
+RATE_FACTORS = (0.1, 1 / 3, 1, 3, 10)  # of lr, where nothing else is said
+SERVER_RATES = (0.3, 1.0, 3.0)
 MOST_COMBINATIONS = 10_000
 TRIALS_AT_ONCE = 4  # of a range, whatever the workers: the same values are tried with any number of them
 DIGITS = 3  # of a value from a range of real numbers
@@ -67,6 +70,38 @@ def split_sweep(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
         else:
             fixed.append(word)
     return fixed, swept
+
+
+def make_grid(text: str, experiment: Experiment) -> dict[str, object]:
+    """The values to try of settings that are named with commas between them, some with values of their own.
+
+    Args:
+        text: Such as `lr,server_lr`, whose values are known, or `lr=0.01,0.1,server_lr`.
+        experiment: Its learning rate is the middle one of those that are tried.
+
+    Raises:
+        UserError: With one sentence, where a setting has no values, and none are known for it.
+    """
+    known = {
+        "lr": tuple(float(f"{experiment.lr * factor:.3g}") for factor in RATE_FACTORS),
+        "server_lr": SERVER_RATES,
+    }
+    grid: dict[str, object] = {}
+    key = ""
+    for word in text.split(","):
+        name, equals, value = word.strip().partition("=")
+        if equals or name in FIELDS or not key:
+            key = check_setting(name)
+            if key in grid:
+                raise UserError(f"{printable(text)}: {key} stands there twice")
+            if not equals and key not in known:
+                raise UserError(f"{key} has no usual values to try; name some, such as {key}=A,B")
+            grid[key] = value if equals else known[key]
+        elif isinstance(grid[key], str):
+            grid[key] = f"{grid[key]},{name}"
+        else:
+            raise UserError(f"{printable(text)}: {printable(repr(name))} is not a setting")
+    return grid
 
 
 def parse_space(grid: Mapping[str, object]) -> dict[str, ValueSet]:

@@ -22,6 +22,7 @@ MethodName = Literal[
     "scaffold",
     "centralised",
     "corrected",
+    "equaltime",
     "fedacg",
     "fedadagrad",
     "fedadam",
@@ -29,6 +30,7 @@ MethodName = Literal[
     "feddyn",
     "fedexp",
     "fedlc",
+    "fedvecam",
     "fedyogi",
     "mimelite",
     "moon",
@@ -79,6 +81,9 @@ ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagra
 ScheduleName = Literal["constant", "cosine", "step"]
 OptimizerState = Literal["reset", "keep"]
 OnOff = Literal["off", "on"]
+GuardChoice = Literal["auto", "on", "off"]
+Share = Literal["floor", "exact"]
+Weights = Literal["rows", "uniform"]
 # what a list says about each of those values
 TEST_BY_TEXTS: dict[TestBy, str] = {
     "server": "the server, on the test rows of the data set",
@@ -106,6 +111,14 @@ SCHEDULE_TEXTS: dict[ScheduleName, str] = {
 OPTIMIZER_STATE_TEXTS: dict[OptimizerState, str] = {
     "reset": "every round starts from zero",
     "keep": "each client keeps them in its memory until its next round",
+}
+SHARE_TEXTS: dict[Share, str] = {
+    "floor": "each client's share per round is rounded down, as in the paper, so that steps are lost",
+    "exact": "the rounded shares of all clients and rounds add up to tau_all",
+}
+WEIGHTS_TEXTS: dict[Weights, str] = {
+    "rows": "its share of the rows of all clients that answered",
+    "uniform": "the same for all, so that the objective is the plain mean of the clients' losses",
 }
 Auto = Literal["auto"]
 

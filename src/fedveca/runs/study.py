@@ -10,12 +10,13 @@ from typing import Literal, TypedDict
 
 from fedveca.errors import UserError, printable, show_value, suggest
 from fedveca.runs.compare import SeedValues, compare
-from fedveca.runs.experiment import Experiment, check_setting, preset, reject_custom
+from fedveca.runs.experiment import Experiment, preset, reject_custom
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.overrides import check_seeds_and_methods
 from fedveca.runs.presets import read_toml
 from fedveca.runs.schema import get_number, list_test_values
+from fedveca.runs.setting_checks import check_setting
 from fedveca.runs.statistics import mean_and_spread, paired_difference
 
 StudySetting = str | int | float

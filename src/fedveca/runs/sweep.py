@@ -9,16 +9,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Literal, NamedTuple, Unpack, get_args
 
 from fedveca.algorithms.registry import concerns, is_adaptive, load_method, paper_methods
 from fedveca.errors import UserError, show_value
-from fedveca.runs.build import check_epochs, check_participation
-from fedveca.runs.compare import find_budget, run_chains, set_method
-from fedveca.runs.experiment import FIELDS, Experiment, name_folder
-from fedveca.runs.files import read_object, write_atomic
+from fedveca.runs.budget import RunBudget
+from fedveca.runs.build import check_participation
+from fedveca.runs.compare import FairBy, apply_budget, check_fair, make_budget, run_chains, set_method, sets_budget
+from fedveca.runs.experiment import Experiment, name_folder
+from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
 from fedveca.runs.interrupt import StopRequest
+from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options
 from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
@@ -29,7 +31,7 @@ from fedveca.runs.overrides import (
     check_seeds_and_methods,
 )
 from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
-from fedveca.runs.schema import Direction, finite_number, get_number, is_count
+from fedveca.runs.schema import Direction, get_number, pick_best
 from fedveca.runs.search import (
     Search,
     Space,
@@ -42,49 +44,17 @@ from fedveca.runs.search import (
     parse_space,
 )
 from fedveca.runs.statistics import mean_and_spread
+from fedveca.runs.sweep_file import SWEEP_FILE, SweepContent, SweepState, TrialEntry, TuningEntry, choose_trial
 
 _log = logging.getLogger(__name__)
-SWEEP_FILE = "sweep.json"
 TUNING, REPORTED = "tuning", "reported"  # the folders of the runs that choose, and of those that are compared
+ChooseBy = Literal["validation", "training"]
 DEFAULT_VAL = 0.1  # share of each client's rows, where the settings have none
 DEFAULT_TRIALS = 20  # of a range
 MOST_TRIALS = 10_000
 FIRST_TUNING_SEED = MOST_SEEDS  # added to the first seed: further than any reported seed
 LONGEST_FOLDER = 180  # letters
-SWEEP_BYTES = 2**24  # the most of a sweep.json that is read
 FoundRuns = dict[tuple[str, str, int], Run]  # by method, name of the settings and seed
-SweepState = Literal["tuning", "comparing", "finished"]
-
-
-class TrialEntry(TypedDict):
-    """Some settings of a method and what they gave, by tuning seed; null for a run that diverged."""
-
-    settings: TrialSettings
-    values: list[float | None]  # of the metric, on validation rows
-    losses: list[float | None]
-    mean: float | None  # over all tuning seeds; null where a run diverged
-    loss: float | None
-
-
-class TuningEntry(TypedDict):
-    """How the settings of one method were chosen."""
-
-    method: str
-    chosen: TrialSettings | None  # null until all were tried, and where every run diverged
-    trials: list[TrialEntry]
-
-
-class SweepContent(TypedDict):
-    """What sweep.json holds."""
-
-    state: SweepState
-    quantity: str  # by which settings are chosen, such as val_accuracy
-    better: Direction
-    val: float
-    space: dict[str, str]  # what was tried, as the command line has it
-    seeds: list[int]
-    tuning_seeds: list[int]
-    methods: list[TuningEntry]
 
 
 class Sweep(NamedTuple):
@@ -133,6 +103,8 @@ def sweep(
     device: str = "auto",
     workers: int = 1,
     observers: Iterable[Observer] = (),
+    fair: FairBy = "steps",
+    choose_by: ChooseBy = "validation",
     **custom: Unpack[CustomObjects],
 ) -> Sweep:
     """Tunes every method by itself, then compares all of them, each with its best settings.
@@ -146,7 +118,8 @@ def sweep(
     resumed. So the same call continues a sweep, and one with more values, seeds or trials extends it.
 
     Args:
-        experiment: The settings; its seed is the first reported one. Where `val` is 0, it becomes 0.1.
+        experiment: The settings; its seed is the first reported one. Where `val` is 0 and the choice is by validation
+            rows, it becomes 0.1.
         grid: What is tried, by setting: a list of values, or a text such as "0.01,0.1", or "0.001..0.1" for a range,
             which needs Optuna (`fedveca[sweep]`).
         seeds: How many seeds the comparison has.
@@ -155,9 +128,12 @@ def sweep(
         tuning_seeds: How many other seeds choose; as many as the comparison has where it is None.
         trials: How many settings of each method are tried where a range is among them.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
-        workers: Runs that go on in processes side by side; observers then see only the end of each run, unless they
+        workers: Runs in processes side by side; observers then see only the end of each run, unless they
             are a `ComparisonObserver`.
         observers: Objects that see each round as it ends.
+        fair: What every method may use up as much of as the first one: see `compare`.
+        choose_by: "validation" chooses by the metric on validation rows; "training" by the lowest training loss of a
+            run, the rule of `keep=best`, with all rows left to train on.
         **custom: `data`, `model`, `loss`, `metric`, `partition` and `augment` as objects: see `CustomObjects`.
 
     Returns:
@@ -177,19 +153,23 @@ def sweep(
             raise UserError(f"{name}={show_value(count)} is out of range; it is a whole number from 1 to {most}")
     space = parse_space(grid)
     check_space(experiment, space)
-    _check_methods(experiment, names, space, custom, workers)
+    check_fair(experiment, fair)
+    _check_methods(experiment, names, space, custom, workers, fair)
     require_free(out)
-    if not experiment.val:
+    check_choose_by(experiment, choose_by)
+    if not experiment.val and choose_by == "validation":
         experiment = replace(experiment, val=DEFAULT_VAL)
-    plan = _Plan(experiment, names, space, out, seeds, tuning_seeds, trials, device)
+    plan = _Plan(experiment, names, space, out, seeds, tuning_seeds, trials, device, fair)
     with RunPool(workers, observers, custom) as pool:
         chosen = plan.tune(pool)
-        runs = run_chains(pool, experiment, seeds, out / REPORTED, names, device, chosen)
+        runs = run_chains(pool, experiment, seeds, out / REPORTED, names, device, chosen, fair)
     plan.write("finished")
     return Sweep(chosen, runs, plan.content, out)
 
 
-def _check_methods(e: Experiment, names: tuple[str, ...], space: Space, custom: CustomObjects, workers: int) -> None:
+def _check_methods(
+    e: Experiment, names: tuple[str, ...], space: Space, custom: CustomObjects, workers: int, fair: FairBy
+) -> None:
     if odd := next((name for name in names if not isinstance(name, str)), None):
         raise UserError(f"methods: {show_value(odd)} is an object, whose settings are fixed; a sweep takes names")
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -203,20 +183,30 @@ def _check_methods(e: Experiment, names: tuple[str, ...], space: Space, custom: 
         check_epochs(e.epochs, name)
         check_participation(e, load_method(name).algorithm, name)
     if unused := next(
-        (key for key in space if not any(key in list_tuned(e, names, name, space) for name in names)), ""
+        (key for key in space if not any(key in list_tuned(e, names, name, space, fair) for name in names)), ""
     ):
         raise UserError(f"{unused} is not a setting of {', '.join(names)}; there is nothing to choose")
 
 
-def list_tuned(e: Experiment, names: Sequence[str], method: str, space: Space) -> dict[str, ValueSet]:
+def list_tuned(
+    e: Experiment, names: Sequence[str], method: str, space: Space, fair: FairBy = "steps"
+) -> dict[str, ValueSet]:
     """What is tried for a method: its own settings and those of all; not the steps that another method sets for it."""
-    given_steps = sets_budget(e, names) and not is_adaptive(method)
+    given_steps = fair == "steps" and sets_budget(e, names[0], fair) and not is_adaptive(method)
     return {key: v for key, v in space.items() if concerns(key, method) and not (given_steps and key == "tau_0")}
 
 
-def sets_budget(e: Experiment, names: Sequence[str]) -> bool:
-    """Whether the first method chooses the total of local steps that its rivals get."""
-    return is_adaptive(names[0]) and not e.epochs
+def check_choose_by(e: Experiment, choose_by: str) -> None:
+    """UserError where settings cannot be chosen so."""
+    if choose_by not in get_args(ChooseBy):
+        raise UserError(f"choose_by={show_value(choose_by)} is not known; it is one of {', '.join(get_args(ChooseBy))}")
+    if choose_by == "training" and e.val:
+        raise UserError(f"val={e.val} holds rows back to choose by; take choose_by='validation'")
+    if choose_by == "training" and (e.participation < 1 or e.keep == "last"):
+        name = f"participation={e.participation}" if e.participation < 1 else "keep=last"
+        raise UserError(
+            f"{name} leaves no training loss by which settings could be chosen; take val above 0, such as val=0.1"
+        )
 
 
 class _Plan:
@@ -232,9 +222,10 @@ class _Plan:
         tuning_seeds: int,
         trials: int,
         device: str,
+        fair: FairBy,
     ) -> None:
         self.experiment, self.names, self.space, self.out = experiment, names, space, out
-        self.trials, self.device = trials, device
+        self.trials, self.device, self.fair = trials, device, fair
         first = experiment.seed + FIRST_TUNING_SEED
         self.content: SweepContent = {
             "state": "tuning",
@@ -246,11 +237,11 @@ class _Plan:
             "tuning_seeds": list(range(first, first + tuning_seeds)),
             "methods": [{"method": name, "chosen": None, "trials": []} for name in names],
         }
-        self.budgets: dict[int, int] = {}  # by tuning seed
+        self.budgets: dict[int, RunBudget] = {}  # by tuning seed
 
     def tune(self, pool: RunPool) -> dict[str, TrialSettings]:
         """Chooses the settings of every method; the first alone where it sets the budget of the others."""
-        entries, apart = self.content["methods"], sets_budget(self.experiment, self.names)
+        entries, apart = self.content["methods"], sets_budget(self.experiment, self.names[0], self.fair)
         found: FoundRuns = {}
         searches = {entry["method"]: self._make_search(entry["method"]) for entry in entries}
         seeds = self.content["tuning_seeds"]
@@ -265,13 +256,13 @@ class _Plan:
                 entry["chosen"] = self._choose(entry)
             if apart and group == entries[:1] and len(entries) > 1:
                 name, best = entries[0]["method"], _name_settings(entries[0]["chosen"] or {})
-                self.budgets = {seed: find_budget(found[name, best, seed]) for seed in seeds}
+                self.budgets = {seed: make_budget(found[name, best, seed], self.fair) for seed in seeds}
         self.write("comparing")
         return {entry["method"]: entry["chosen"] or {} for entry in entries}
 
     def _make_search(self, method: str) -> Search:
-        mine = list_tuned(self.experiment, self.names, method, self.space)
-        # The direction is not known before the first run: values are told with their sign turned where lower is better.
+        mine = list_tuned(self.experiment, self.names, method, self.space, self.fair)
+        # The direction is not known before the first run: a lower-is-better value is negated.
         return make_search(mine, self.trials, self.experiment.seed, "higher")
 
     def _tune_group(
@@ -299,7 +290,7 @@ class _Plan:
 
     def _make_job(self, method: str, settings: TrialSettings, seed: int) -> TrialRun:
         e = set_method(self.experiment.replace(**settings, seed=seed), method)
-        e = replace(e, tau_all=0 if is_adaptive(method) else self.budgets.get(seed, e.tau_all))
+        e = apply_budget(e, method, self.budgets.get(seed))
         home = self.out / TUNING / name_folder(method)
         return TrialRun(e, home / f"{_name_settings(settings)}-seed{seed}", self.device)
 
@@ -310,17 +301,18 @@ class _Plan:
         search: Search,
         found: Mapping[tuple[str, str, int], Run],
     ) -> None:
-        told: list[float | None] = []
+        means: list[float | None] = []
         for settings in asked:
             runs = [found[entry["method"], _name_settings(settings), seed] for seed in self.content["tuning_seeds"]]
             self.content["quantity"], self.content["better"] = _find_quantity(runs[0])
             trial = _make_trial(settings, runs, self.content["quantity"])
             if trial not in entry["trials"]:
                 entry["trials"].append(trial)
+                entry["rows"] = entry.get("rows", 0) + sum(run.summary.get("rows", 0) for run in runs)
             lower = self.content["better"] == "lower"
-            told.append(-trial["mean"] if lower and trial["mean"] is not None else trial["mean"])
+            means.append(-trial["mean"] if lower and trial["mean"] is not None else trial["mean"])
         if asked:
-            search.tell(told)
+            search.tell(means)
 
     def _choose(self, entry: TuningEntry) -> TrialSettings:
         """The best settings; UserError where every run of the method diverged."""
@@ -343,38 +335,20 @@ class _Plan:
             raise UserError(f"{self.out} cannot be written: {error.strerror or error}") from error
 
 
-def choose_trial(trials: Sequence[TrialEntry], better: Direction) -> TrialEntry | None:
-    """The trial with the best mean; of equal ones that with the lower loss, then the first. None where all diverged."""
-    whole = [trial for trial in trials if trial["mean"] is not None]
-    sign = -1 if better == "higher" else 1
-
-    def rank(trial: TrialEntry) -> tuple[float, float]:
-        loss = trial["loss"]
-        return sign * cast(float, trial["mean"]), float("inf") if loss is None else loss
-
-    return min(whole, key=rank) if whole else None
-
-
-def list_edges(entry: TuningEntry) -> list[str]:
-    """The chosen values that are the lowest or the highest of three or more: one beyond may be better."""
-    found = []
-    for key, value in (entry["chosen"] or {}).items():
-        tried = {trial["settings"][key] for trial in entry["trials"]}
-        numbers = [v for v in tried if not isinstance(v, str)]
-        if len(numbers) == len(tried) > 2 and value in (min(numbers), max(numbers)):
-            found.append(f"{key}={value}")
-    return found
-
-
 def _find_quantity(run: Run) -> tuple[str, Direction]:
-    """By which settings are chosen: the metric on validation rows, or the loss where the metric has no direction."""
+    """By which settings are chosen: the metric on validation rows, or the loss where the metric has no direction.
+
+    Without such rows it is the training loss.
+    """
+    if not run.experiment.val:
+        return "train_loss", "lower"
     better = run.better(run.metric)
     return (f"val_{run.metric.removeprefix('test_')}", better) if better else ("val_loss", "lower")
 
 
 def _make_trial(settings: TrialSettings, runs: Sequence[Run], quantity: str) -> TrialEntry:
-    values = [None if run.diverged else get_number(run.summary["kept"], quantity) for run in runs]
-    losses = [None if run.diverged else get_number(run.summary["kept"], "val_loss") for run in runs]
+    values = [None if run.diverged else _find_value(run, quantity) for run in runs]
+    losses = [None if run.diverged else _find_value(run, f"{quantity.partition('_')[0]}_loss") for run in runs]
     mean = None if None in values else mean_and_spread(values).mean
     return {
         "settings": settings,
@@ -383,6 +357,13 @@ def _make_trial(settings: TrialSettings, runs: Sequence[Run], quantity: str) -> 
         "mean": mean,
         "loss": mean_and_spread(losses).mean,
     }
+
+
+def _find_value(run: Run, quantity: str) -> float | None:
+    """A value of the kept model; the training loss is the lowest one that a round has recorded."""
+    if quantity != "train_loss":
+        return get_number(run.summary["kept"], quantity)
+    return pick_best((get_number(record, quantity) for record in run.rounds), "lower")
 
 
 def _name_settings(settings: Mapping[str, TriedValue]) -> str:
@@ -398,43 +379,3 @@ def _show(value: TriedValue) -> str:
 
 def _describe_values(values: ValueSet) -> str:
     return str(values) if isinstance(values, ValueRange) else ",".join(map(str, values))
-
-
-def read_sweep(folder: Path) -> SweepContent | None:
-    """What the sweep.json of a folder says; None where there is none that a sweep writes."""
-    try:
-        found = read_object(folder, SWEEP_FILE, SWEEP_BYTES)
-    except (OSError, ValueError):
-        return None
-    space, methods = found.get("space"), found.get("methods")
-    good = isinstance(found.get("quantity"), str) and found.get("better") in ("higher", "lower")
-    good &= found.get("state") in ("tuning", "comparing", "finished") and finite_number(found.get("val")) is not None
-    good &= isinstance(space, dict) and all(key in FIELDS and isinstance(v, str) for key, v in space.items())
-    for name in ("seeds", "tuning_seeds"):
-        seeds = found.get(name)
-        good &= isinstance(seeds, list) and all(map(is_count, seeds))
-    good &= isinstance(methods, list) and all(_is_entry(entry, found.get("tuning_seeds")) for entry in methods)
-    return cast(SweepContent, found) if good else None
-
-
-def _is_entry(entry: object, seeds: object) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("method"), str):
-        return False
-    trials, chosen = entry.get("trials"), entry.get("chosen")
-    if not isinstance(trials, list) or not (chosen is None or _are_settings(chosen)):
-        return False
-    return all(_is_trial(trial, len(seeds) if isinstance(seeds, list) else -1) for trial in trials)
-
-
-def _is_trial(trial: object, seeds: int) -> bool:
-    if not isinstance(trial, dict) or not _are_settings(trial.get("settings")):
-        return False
-    lists = [trial.get(name) for name in ("values", "losses")]
-    if not all(isinstance(each, list) and len(each) == seeds for each in lists):
-        return False
-    numbers = [trial.get("mean"), trial.get("loss"), *(v for each in lists if isinstance(each, list) for v in each)]
-    return all(v is None or finite_number(v) is not None for v in numbers)
-
-
-def _are_settings(value: object) -> bool:
-    return isinstance(value, dict) and all(key in FIELDS and type(v) in (str, int, float) for key, v in value.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,10 +12,20 @@ from torch import Tensor
 
 from fedveca.errors import UserError, explain_error, printable, show_value
 from fedveca.imports import import_module
+from fedveca.tasks.custom_arrays import (
+    check_pairs,
+    describe_inputs,
+    open_rows,
+    read_inputs,
+    read_targets,
+    read_test_rows,
+    read_writers,
+    wrap_rows,
+)
 from fedveca.tasks.datasets.archives import quote_error
-from fedveca.tasks.datasets.arrays import ArrayLike, check_finite, to_tensor
-from fedveca.tasks.datasets.dataset import Dataset, Input, Inputs, is_preparation, prepare
-from fedveca.tasks.datasets.lazy import ItemReader, LazyRows, RowReader, load_file, open_array_file
+from fedveca.tasks.datasets.arrays import ArrayLike, to_tensor
+from fedveca.tasks.datasets.dataset import Dataset, is_preparation, prepare
+from fedveca.tasks.datasets.lazy import ItemReader, LazyRows
 from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.names import CUSTOM
 
@@ -87,18 +96,18 @@ def from_arrays(
         raise UserError(f"tokens={show_value(tokens)} is neither True nor False")
     if not isinstance(lazy, bool):
         raise UserError(f"lazy={show_value(lazy)} is neither True nor False")
-    rows, inputs = (_open_rows(x, "x", tokens), ()) if lazy else _read_inputs(x, "x", tokens)
-    targets = _read_targets(y, "y")
-    _check_pairs(rows, targets, "x and y")
-    owner = None if writer is None else _read_writers(writer, len(rows))
+    rows, inputs = (open_rows(x, "x", tokens), ()) if lazy else read_inputs(x, "x", tokens)
+    targets = read_targets(y, "y")
+    check_pairs(rows, targets, "x and y")
+    owner = None if writer is None else read_writers(writer, len(rows))
     if isinstance(test, tuple):
         if len(test) != 2:
             raise UserError(f"test is {len(test)} things; it is a pair (x, y) or a share such as 0.2")
-        x_test, same = _read_test(test[0], rows, tokens)
-        y_test = _read_targets(test[1], "y of test")
+        x_test, same = read_test_rows(test[0], rows, tokens)
+        y_test = read_targets(test[1], "y of test")
         if same != inputs:
-            raise UserError(f"x of test has the inputs {_describe_inputs(same)}, x has {_describe_inputs(inputs)}")
-        _check_pairs(x_test, y_test, "x and y of test")
+            raise UserError(f"x of test has the inputs {describe_inputs(same)}, x has {describe_inputs(inputs)}")
+        check_pairs(x_test, y_test, "x and y of test")
         pairs: tuple[tuple[str, Tensor | LazyRows, Tensor | LazyRows], ...]
         pairs = ("x", rows, x_test), ("y", targets, y_test)
         for what, a, b in pairs:
@@ -200,8 +209,8 @@ def from_torch(
         y = reader.read_targets() if targets is None else targets
         if not isinstance(test, float | int | tuple):
             tests = ItemReader(test, "test")
-            test = _wrap_rows(tests, "test", tokens), tests.read_targets()
-        rows = _wrap_rows(reader, "the data set", tokens)
+            test = wrap_rows(tests, "test", tokens), tests.read_targets()
+        rows = wrap_rows(reader, "the data set", tokens)
         return from_arrays(rows, y, test=test, tokens=tokens, lazy=True, name=name or type(dataset).__name__)
     if lazy is not False or targets is not None:
         said = f"lazy={show_value(lazy)} is neither True nor False" if lazy else "targets goes with lazy=True only"
@@ -278,109 +287,6 @@ def from_partitioner(
     return from_arrays(rows, labels, test=held, writer=owner, tokens=tokens, name=name or type(partitioner).__name__)
 
 
-def _read_inputs(x: Any, said: str, tokens: bool) -> tuple[Tensor, Inputs]:
-    """Rows [D, ...]; several inputs side by side in one row each, with what splits them again."""
-    x = load_file(x, said)
-    if not isinstance(x, dict | tuple):
-        return _read_rows(x, said, tokens), ()
-    parts = list(x.items()) if isinstance(x, dict) else [("", part) for part in x]
-    if not parts:
-        raise UserError(f"{said} has no inputs; it is an array, or a dict or tuple of arrays")
-    inputs, columns = [], []
-    for at, (name, part) in enumerate(parts):
-        here = f"{said} ({name or at})"
-        if not isinstance(name, str) or (name and not name.isidentifier()):
-            raise UserError(f"{said} has an input called {show_value(name)}; it is the name of an argument")
-        rows = to_tensor(part, here)
-        if rows.dim() == 0 or 0 in rows.shape[1:]:
-            raise UserError(f"{here} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
-        whole = not rows.is_floating_point()
-        if not whole:
-            check_finite(rows, here)
-        inputs.append(Input(name, tuple(rows.shape[1:]), whole))
-        columns.append(rows.reshape(len(rows), -1))
-    if len({len(column) for column in columns}) > 1:
-        raise UserError(
-            f"{said} has inputs of {', '.join(str(len(column)) for column in columns)} rows; all need as many"
-        )
-    kind = torch.int64 if all(part.whole for part in inputs) else torch.float32
-    for part, column in zip(inputs, columns, strict=True):
-        if part.whole and kind == torch.float32 and column.numel() and int(column.abs().max()) > 2**24:
-            raise UserError(
-                f"{said} ({part.name}) holds whole numbers beyond 2^24, which cannot stand next to fractions"
-            )
-    return torch.cat([column.to(kind) for column in columns], 1), tuple(inputs)
-
-
-def _open_rows(x: object, said: str, tokens: bool) -> LazyRows:
-    """Rows that stay in their file."""
-    if isinstance(x, dict | tuple):
-        raise UserError(f"{said} has several inputs, which lazy=True cannot read; put them side by side into one array")
-    return x if isinstance(x, LazyRows) else _wrap_rows(open_array_file(x, said), said, tokens)
-
-
-def _wrap_rows(reader: RowReader, said: str, tokens: bool) -> LazyRows:
-    """A reader's rows, converted as `_read_rows` and `prepare` convert an array."""
-    form = list(reader.shape)
-    if len(form) < 2 or 0 in form[1:]:
-        raise UserError(f"{said} has the shape {form}; it needs a row for each example, [D, ...]")
-    if tokens and reader.dtype.is_floating_point:
-        raise UserError(f"{said} is {reader.dtype}; tokens are whole numbers from 0 up")
-    image = reader.dtype == torch.uint8 and len(form) in (3, 4)
-    return LazyRows(reader, torch.int64 if tokens else torch.uint8 if image else torch.float32, said)
-
-
-def _read_test(x: object, rows: Tensor | LazyRows, tokens: bool) -> tuple[Tensor | LazyRows, Inputs]:
-    """The test rows: next to lazily read ones, what lies in a file is read lazily too, and other rows are converted."""
-    if isinstance(rows, LazyRows) and isinstance(x, LazyRows | np.memmap | str | os.PathLike):
-        return _open_rows(x, "x of test", tokens), ()
-    found, inputs = _read_inputs(x, "x of test", tokens)
-    table = isinstance(rows, LazyRows) and found.dtype == torch.uint8 and found.dim() not in (3, 4)
-    return found.float() if table else found, inputs
-
-
-def _describe_inputs(inputs: Inputs) -> str:
-    return ", ".join(f"{part.name or at} {list(part.shape)}" for at, part in enumerate(inputs)) or "one array"
-
-
-def _read_rows(x: Any, said: str, tokens: bool) -> Tensor:
-    rows = to_tensor(x, said)
-    if rows.dim() < 2 or 0 in rows.shape[1:]:
-        raise UserError(f"{said} has the shape {list(rows.shape)}; it needs a row for each example, [D, ...]")
-    if rows.dtype == torch.uint8 and not tokens:
-        return rows
-    if tokens and (rows.is_floating_point() or bool((rows < 0).any())):
-        raise UserError(f"{said} is {rows.dtype} from {float(rows.min()):g} up; tokens are whole numbers from 0 up")
-    check_finite(rows, said)
-    return rows.to(torch.int64 if tokens else torch.float32)
-
-
-def _read_targets(y: Any, said: str) -> Tensor:
-    targets = to_tensor(load_file(y, said), said)
-    if targets.dim() == 0:
-        raise UserError(f"{said} is one number; it needs one for each row")
-    if 0 in targets.shape[1:]:
-        raise UserError(f"{said} has the shape {list(targets.shape)}; it needs a number for each row, [D, ...]")
-    if targets.is_floating_point():
-        check_finite(targets, said)
-        return targets.to(torch.float32)
-    targets = targets.to(torch.int64)
-    labels = targets[targets != IGNORED] if targets.dim() > 1 else targets
-    if labels.numel() and int(labels.min()) < 0:
-        raise UserError(
-            f"{said} holds the label {int(labels.min())}; labels are 0 ... C - 1: "
-            "np.unique(y, return_inverse=True)[1] makes them so, y.astype(float) makes numbers to predict"
-        )
-    return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
-
-
-def _check_pairs(x: Tensor | LazyRows, y: Tensor, said: str) -> None:
-    if len(x) != len(y):
-        raise UserError(f"{said} do not fit: {len(x)} rows and {len(y)} targets")
-    if len(x) == 0:
-        raise UserError(f"{said} have no rows")
-
-
 def _split(rows: int, share: float) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows held back, each in rising order."""
     if isinstance(share, bool) or not isinstance(share, float | int) or not 0 < share < 1:
@@ -392,24 +298,6 @@ def _split(rows: int, share: float) -> tuple[Tensor, Tensor]:
         raise UserError(f"{rows} rows are too few to hold back {held} of them")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     return order[held:].sort().values, order[:held].sort().values
-
-
-def _read_writers(writer: Any, rows: int) -> Tensor:
-    try:
-        names = np.asarray(writer)
-    except Exception as error:
-        raise UserError(f"writer is not a list of owners: {quote_error(error)}") from error
-    if names.shape != (rows,):
-        raise UserError(f"writer has the shape {list(names.shape)}; it names one owner for each of {rows} rows")
-    unknown = [i for i, name in enumerate(names.tolist()) if name is None or name != name]  # None, NaN, NaT
-    if unknown:
-        raise UserError(f"writer names no owner of row {unknown[0]} ({len(unknown)} rows in all)")
-    try:
-        return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
-    except TypeError as error:
-        raise UserError(
-            f"writer holds names of several kinds, such as text and numbers: {quote_error(error)}"
-        ) from error
 
 
 def _read_items(dataset: Any, said: str) -> tuple[Any, Any]:

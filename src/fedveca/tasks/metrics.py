@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedveca.errors import UserError, show_value
 from fedveca.tasks.losses import IGNORED, average_places
+from fedveca.tasks.names import LONGEST_UNIT, is_unit
 
 Better = Literal["higher", "lower"]
 BETTER: tuple[Better, ...] = ("higher", "lower")
@@ -33,13 +34,13 @@ def metric(better: Better, unit: str = "") -> Callable[[Function], Function]:
 
     Args:
         better: "higher" or "lower".
-        unit: What it is measured in, such as "share"; empty where it has no unit.
+        unit: What it is measured in; "share" is shown in per cent. Empty where it has no unit.
 
     Returns:
         A decorator that sets the attributes `better` and `unit` of the function and returns it.
 
     Raises:
-        UserError: Where `better` is neither.
+        UserError: Where `better` is neither, or `unit` is not a short text.
 
     Examples:
         >>> import fedveca
@@ -50,6 +51,8 @@ def metric(better: Better, unit: str = "") -> Callable[[Function], Function]:
         'higher'
     """
     check_direction(better, "metric")
+    if not isinstance(unit, str) or not is_unit(unit):
+        raise UserError(f"metric: unit={show_value(unit)} is not a unit; allowed: text of up to {LONGEST_UNIT} letters")
 
     def declare(function: Function) -> Function:
         vars(function).update(better=better, unit=unit)

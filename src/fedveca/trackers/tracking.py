@@ -19,7 +19,8 @@ from typing import TypedDict
 from fedveca.errors import printable
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_object, write_atomic
-from fedveca.runs.folder import Run, guard_writing
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import guard_writing
 from fedveca.runs.observers import Observer
 from fedveca.runs.schema import Round, describe_quantity, is_number
 from fedveca.trackers.backends import BACKENDS, Tracker, Values

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import finite_number, get_number, is_count, is_number
-from fedveca.views.series import AXES, WHICH, Which, get_closing_values, pick_evenly, read_partition, sum_costs
+from fedveca.views.series import WHICH, Which, get_closing_values, list_axes, pick_evenly, read_partition, sum_costs
 
 Stage = Literal["clients", "tuned"]  # the model as it is, or after local steps at each client
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -99,7 +99,7 @@ def compute_distribution(runs: Sequence[Run], name: str, stage: Stage = "clients
     at = [known[i] for i in pick_evenly(len(known), most)]
     costs = [sum_costs(run) for run in runs]
     out: Distribution = {
-        "x": {axis: [] for axis in AXES},
+        "x": {axis: [] for axis in list_axes(runs)},
         "mean": [],
         "worst": [],
         "low": [],

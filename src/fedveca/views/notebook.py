@@ -14,7 +14,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
 from fedveca.runs.schema import Round, describe_quantity, format_value, is_number, short_label
 from fedveca.views.clients import STAGES, STATISTIC_LABELS, list_client_metrics, name_statistic
-from fedveca.views.comparison import name_quantity
+from fedveca.views.comparison_text import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics
 from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, find_device
 

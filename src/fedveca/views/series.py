@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypedDict, cast, get_args
 
 from fedveca.algorithms.registry import DASHES, concerns, find_method, methods, shorten_method
 from fedveca.errors import UserError
-from fedveca.runs.experiment import FIELDS
+from fedveca.runs.budget import COST_NAMES, measure_cost
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import (
@@ -23,6 +23,7 @@ from fedveca.runs.schema import (
     is_count,
     is_number,
 )
+from fedveca.runs.setting_checks import FIELDS
 from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.names import CUSTOM
 
@@ -32,8 +33,9 @@ OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too; pink, sky and amber darker, so that a line of
 # any of them has a contrast of at least 3:1 with white.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#BC5E94", "#2B93D1", "#B77900", "#444444")
-AXES = {"rounds": "round", "steps": "local steps", "bytes": "bytes sent, up and down", "seconds": "seconds"}
-MAY_DIFFER = ("seed", "data_dir", "tau_all", "test_every", "checkpoint_every", "track")  # within one curve
+AXES = {"rounds": "round"} | COST_NAMES | {"bytes": "bytes sent, up and down"}
+SIMULATED_AXES = {"clock": "simulated seconds", "joules": "joules"}  # of runs on simulated devices
+MAY_DIFFER = ("seed", "data_dir", "tau_all", "budget", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three
 PARTITION_BYTES = 16 * 2**20
 TESTED = ("test_", "tested", "client_", "clients_", "tuned_")  # how the names of a tested model's values begin
@@ -79,6 +81,7 @@ class Row(NamedTuple):
     method: str
     seeds: int  # distinct ones
     steps: Spread
+    gradient_rows: Spread
     seconds: Spread  # of the rounds, without testing
     traffic: Spread  # bytes up and down
     diverged: int
@@ -129,7 +132,7 @@ def _choose_looks(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _split_budgets(runs: list[Run]) -> list[list[Run]]:
     """Runs of one seed with different totals of local steps belong to different comparisons: one per folder above."""
-    if len({r.experiment.seed for r in runs}) == len({(r.experiment.seed, r.experiment.tau_all) for r in runs}):
+    if len({r.experiment.seed for r in runs}) == len({(r.experiment.seed, *_get_budget(r)) for r in runs}):
         return [runs]
     parts: dict[object, list[Run]] = {}
     for run in runs:
@@ -137,8 +140,12 @@ def _split_budgets(runs: list[Run]) -> list[list[Run]]:
     if len(parts) == 1:
         parts = {}
         for run in runs:
-            parts.setdefault(run.experiment.tau_all, []).append(run)
+            parts.setdefault(_get_budget(run), []).append(run)
     return list(parts.values())
+
+
+def _get_budget(run: Run) -> tuple[int, str]:
+    return run.experiment.tau_all, run.experiment.budget
 
 
 def _pick_one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], int]:
@@ -164,7 +171,7 @@ def _name_groups(groups: Sequence[Sequence[Run]]) -> list[str]:
     settings = [asdict(mine[0].experiment) for mine in groups]
     labels = [find_look(mine["method"])[0] for mine in settings]
     for key in FIELDS:
-        if key == "method" or key in MAY_DIFFER:
+        if key == "method" or key in MAY_DIFFER or (key == "rounds" and any(mine["budget"] for mine in settings)):
             continue
         values = {i: mine[key] for i, mine in enumerate(settings) if concerns(key, mine["method"])}
         common = Counter(values.values()).most_common(2)
@@ -216,16 +223,35 @@ def find_direction(runs: Iterable[Run], name: str) -> Direction | None:
 
 def sum_costs(run: Run) -> dict[str, list[float]]:
     """By axis, what the run had used up after each of its rounds."""
-    each = (sum(finite_number(t) or 0 for t in _list(record.get("tau"))) for record in run.rounds)
-    steps = list(accumulate(each))
-    traffic = ((get_number(r, "bytes_up") or 0) + (get_number(r, "bytes_down") or 0) for r in run.rounds)
+    clock = accumulate((get_number(record, "clock") or 0.0 for record in run.rounds), max)  # since the start
+    joules = accumulate(get_number(record, "joules") or 0.0 for record in run.rounds)
+    simulated = {"clock": list(clock), "joules": list(joules)}
     return {
         "rounds": [k + 1 for k in range(len(run.rounds))],
-        "steps": steps,
-        "rows": [run.experiment.batch * count for count in steps],  # of mini-batches, which all have so many
-        "bytes": list(accumulate(traffic)),
-        "seconds": list(accumulate(get_number(record, "seconds") or 0.0 for record in run.rounds)),
+        "steps": list(accumulate(measure_cost(record, "steps") for record in run.rounds)),
+        "rows": list(accumulate(_count_rows(run, record) for record in run.rounds)),
+        "bytes": list(accumulate(measure_cost(record, "bytes") for record in run.rounds)),
+        "seconds": list(accumulate(measure_cost(record, "seconds") for record in run.rounds)),
+        **{axis: simulated[axis] for axis in list_axes([run]) if axis in simulated},
     }
+
+
+def list_axes(runs: Iterable[Run]) -> dict[str, str]:
+    """What curves of these runs can be drawn against, with its label: simulated time where all of them have it."""
+    each = [run.rounds for run in runs if run.rounds]
+    found = [axis for axis in SIMULATED_AXES if each and all(any(axis in r for r in rounds) for rounds in each)]
+    return AXES | {axis: SIMULATED_AXES[axis] for axis in found}
+
+
+def counts_probes(run: Run) -> bool:
+    """Whether the run recorded its gradient rows; those of an older version did not."""
+    return all("rows" in record for record in run.rounds)
+
+
+def _count_rows(run: Run, record: Mapping[str, object]) -> float:
+    """The gradient rows of a round; where they were not recorded, those of the mini-batches, without a probe."""
+    rows = get_number(record, "rows")
+    return run.experiment.batch * measure_cost(record, "steps") if rows is None else rows
 
 
 def compute_band(runs: Sequence[Run], name: str, most: int = 1000) -> Band:
@@ -233,19 +259,19 @@ def compute_band(runs: Sequence[Run], name: str, most: int = 1000) -> Band:
 
     A quantity of the model that a round starts from is drawn where the round before it ended.
     """
-    at_end = describe_quantity(name).at == "end"
+    at_end, axes = describe_quantity(name).at == "end", list_axes(runs)
     at: dict[int, list[tuple[float, dict[str, float]]]] = {}
     for run in runs:
         costs = sum_costs(run)
         for k, record in enumerate(run.rounds):
             if (y := get_number(record, name)) is not None:
-                x = {axis: costs[axis][k] if at_end else costs[axis][k - 1] if k else 0 for axis in AXES}
+                x = {axis: costs[axis][k] if at_end else costs[axis][k - 1] if k else 0 for axis in axes}
                 at.setdefault(k, []).append((y, x))
     known = sorted(at)
     points = [at[known[i]] for i in pick_evenly(len(known), most)]
     spreads = [mean_and_spread(y for y, _ in point) for point in points]
     return {
-        "x": {axis: [fmean(x[axis] for _, x in point) for point in points] for axis in AXES},
+        "x": {axis: [fmean(x[axis] for _, x in point) for point in points] for axis in axes},
         "mean": [cast(float, spread.mean) for spread in spreads],  # a point has a number
         "std": [spread.std for spread in spreads],
         "seeds": [spread.n for spread in spreads],
@@ -319,6 +345,7 @@ def tabulate(curves: Sequence[Curve], more: Iterable[str] = ()) -> list[Row]:
                 method=curve.method,
                 seeds=len(curve.runs),
                 steps=mean_and_spread(steps),
+                gradient_rows=mean_and_spread(cost["rows"] for cost in costs),
                 seconds=mean_and_spread(cost["seconds"] for cost in costs),
                 traffic=mean_and_spread(cost["bytes"] for cost in costs),
                 diverged=len(curve.runs) - len(runs),

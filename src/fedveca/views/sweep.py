@@ -9,17 +9,9 @@ from typing import NamedTuple
 from fedveca.runs.folder import Run
 from fedveca.runs.search import TriedValue
 from fedveca.runs.statistics import mean_and_spread
-from fedveca.runs.sweep import (
-    REPORTED,
-    SWEEP_FILE,
-    TUNING,
-    SweepContent,
-    TuningEntry,
-    choose_trial,
-    list_edges,
-    read_sweep,
-)
-from fedveca.views.comparison import format_result, name_quantity
+from fedveca.runs.sweep import REPORTED, TUNING
+from fedveca.runs.sweep_file import SWEEP_FILE, SweepContent, TuningEntry, choose_trial, list_edges, read_sweep
+from fedveca.views.comparison_text import format_result, name_quantity
 from fedveca.views.series import find_look
 
 
@@ -28,7 +20,7 @@ class ChosenRow(NamedTuple):
 
     label: str
     chosen: str
-    value: str  # its mean on validation rows, and the spread over tuning seeds
+    value: str  # its mean, on validation rows where there are any, and the spread over tuning seeds
     tried: str
 
 
@@ -40,11 +32,13 @@ def list_chosen(content: SweepContent) -> list[ChosenRow]:
 def explain_sweep(content: SweepContent) -> list[str]:
     """Sentences to read below the chosen values."""
     seeds, share = content["tuning_seeds"], f"{100 * content['val']:g} %"
+    quantity = name_quantity(content["quantity"])
+    by = f"best {quantity} of the kept models on {share} of each client's rows"
+    by = by if content["val"] else f"lowest {quantity} of a run, the rule of keep=best"
     each = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     said = [
-        f"Each method has the settings with the best {name_quantity(content['quantity'])} of the kept models on "
-        f"{share} of each client's rows, with {each}; the seeds of the comparison, and test rows, had no part in the "
-        "choice."
+        f"Each method has the settings with the {by}, with {each}; the seeds of the comparison, and test rows, had no "
+        "part in the choice."
     ]
     if content["state"] == "tuning":
         said.insert(0, "The sweep is not finished: what is shown is the best so far.")
@@ -55,6 +49,9 @@ def explain_sweep(content: SweepContent) -> list[str]:
     ]
     if edges:
         said.append(f"At the edge of what was tried, so that a value beyond it may be better: {'; '.join(edges)}.")
+    if tuned := [entry["rows"] for entry in content["methods"] if "rows" in entry]:
+        runs = sum(len(entry["trials"]) for entry in content["methods"]) * len(seeds)
+        said.append(f"The choice took {runs:,} runs and {sum(tuned):,} gradient rows.")
     failed = sum(None in trial["values"] for entry in content["methods"] for trial in entry["trials"])
     if failed:
         said.append(f"{failed} of the settings diverged on at least one seed and were not chosen.")

@@ -37,6 +37,7 @@ RESUMED = (
 STOPPED_FOLDERS = ("fedveca-digits-mlp", "scaffold-partial")  # after half of their rounds
 FINISHED_FOLDER = "corrected-digits"  # after half of its rounds, which were all that were wanted
 TIMES = ("seconds",)
+LATER = ("rows", "warnings", "condition_alpha", "condition_step", "condition_drift")  # recorded since version 0.1.0
 QUOTIENTS = ("beta", "delta", "A", "L", "premise")  # of differences in float32: elsewhere they agree to fewer digits
 VARIABLES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
@@ -122,15 +123,17 @@ def read_result(out: Path) -> Result:
         for text in (folder / "rounds.jsonl").read_text().splitlines():
             line = json.loads(text)
             assert json.dumps(line) == text, f"{folder / 'rounds.jsonl'} is written in another form"
-            rounds += json.dumps({key: value for key, value in line.items() if key not in TIMES}) + "\n"
+            rounds += json.dumps({key: value for key, value in line.items() if key not in (*TIMES, *LATER)}) + "\n"
         summary = json.loads((folder / "summary.json").read_text())
         del summary["experiment"], summary["seconds"]
-        summary.pop("warnings", None)  # since then: the loss grew, or the run learned nothing
+        for name in LATER:
+            summary.pop(name, None)
         summary |= {"stopped": True} if "stopped" in summary else {}  # why is a sentence
         runs.append({"run": str(folder.relative_to(out)), "summary": summary, "model": hash_model(folder)})
     closing: dict[str, object] = {"runs": runs}
     if (out / "table.json").exists():
-        closing["table"] = json.loads((out / "table.json").read_text())
+        table = json.loads((out / "table.json").read_text())
+        closing["table"] = [{key: value for key, value in row.items() if key not in LATER} for row in table]
     return Result(rounds, json.dumps(closing, indent=1) + "\n")
 
 

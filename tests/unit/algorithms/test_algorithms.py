@@ -166,12 +166,16 @@ def test_what_fedveca_records_by_hand() -> None:
     each = {"tau": [2.0, 6.0], "beta": [3.0, 1.0], "spread": [50.0, 100.0]}
     numbers = {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()}
     weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    report = Report({"G": torch.ones(2), "grad": torch.ones(2)}, numbers, 1.0)
+    report = Report({"G": 3 * torch.ones(2), "grad": torch.ones(2)}, numbers, 1.0)
     _, recorded = algorithm.update(state, torch.arange(2), weights, report)
     assert recorded["delta"].tolist() == pytest.approx([50 / 25, 100 / 25])  # A2.17: over |grad F(w_(k-1))|^2
     assert recorded["A"].tolist() == pytest.approx([0.5 * 9 * 2, 0.5 * 1 * 4])  # eta beta^2 delta
     assert float(recorded["L"]) == 2
     assert float(recorded["premise"]) == pytest.approx(0.5 * 5 * 2)  # eta tau_k L, tau_k = 0.25 * 2 + 0.75 * 6
+    assert float(recorded["condition_alpha"]) == pytest.approx(0.9 * 2 / 4)  # alpha min A / 2 L
+    bracket = 0.25 * (2 * (4 + 9) - 9) + 0.75 * (6 * (4 + 2) - 2)  # (14)
+    assert float(recorded["condition_step"]) == pytest.approx(0.5 / 4 * bracket - 1)
+    assert float(recorded["condition_drift"]) == pytest.approx(3)  # |d_k| / |grad F(w_k)|
 
 
 HAND = [  # A, alpha, tau_max, tau

@@ -273,3 +273,6 @@ def test_tau_and_what_is_recorded_by_hand(by_rows: bool, shares: list[float], ta
     assert recorded["delta"].tolist() == pytest.approx([50 / 25] * 3)  # A2.17: over |grad F(w_(k-1))|^2
     assert recorded["A"].tolist() == pytest.approx([0.5 * 9 * 2] * 3)  # eta beta^2 delta
     assert float(recorded["premise"]) == pytest.approx(0.5 * 4 * 2)  # eta tau_k L
+    assert float(recorded["condition_alpha"]) == pytest.approx(0.9 * 9 / 4)  # alpha min A / 2 L
+    assert float(recorded["condition_step"]) == pytest.approx(0.5 / 4 * (4 * (4 + 9) - 9) - 1)  # (14)
+    assert float(recorded["condition_drift"]) == pytest.approx(1)

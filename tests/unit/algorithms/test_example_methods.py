@@ -226,7 +226,7 @@ def test_a_resumed_run_is_the_same_byte_by_byte(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("local_ray")
 def test_rays_workers_compute_the_same() -> None:
     for name in ("fedper:FedPer", "power_of_choice:PowerOfChoice"):
         e = make(name, participation=0.5)

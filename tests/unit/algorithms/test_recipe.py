@@ -14,7 +14,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fedveca
-from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Order, Report, Scaffold
+from fedveca.algorithms import (
+    Algorithm,
+    Corrected,
+    FedAvg,
+    FedNova,
+    FedProx,
+    FedVeca,
+    FedVecaM,
+    Order,
+    Report,
+    Scaffold,
+)
 from fedveca.algorithms.contrib.fedadam import FedAdam
 from fedveca.algorithms.optimizers import SERVER_OPTIMIZERS, LocalOptimizer, Schedule, ServerOptimizer
 from fedveca.algorithms.recipe import Recipe
@@ -32,6 +43,7 @@ from fedveca.testing import check_algorithm
 
 LR = 0.05
 METHODS: list[Algorithm] = [FedAvg(LR), FedProx(LR), FedNova(LR), Scaffold(LR), FedVeca(LR), Corrected(LR)]
+METHODS += [FedVecaM(LR)]
 OPTIMISERS = {
     "momentum": LocalOptimizer(momentum=0.9),
     "nesterov": LocalOptimizer(momentum=0.9, nesterov=True, weight_decay=1e-2),
@@ -88,7 +100,15 @@ def test_every_server_optimiser_passes_the_checks_of_a_method(algorithm: Algorit
 
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
-@pytest.mark.parametrize("algorithm", [FedNova(LR), Scaffold(LR), FedVeca(LR)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(FedNova(LR), marks=pytest.mark.slow),
+        pytest.param(Scaffold(LR), marks=pytest.mark.slow),
+        FedVeca(LR),
+    ],
+    ids=name_of,
+)
 def test_chunks_threads_and_the_debug_engine_agree(algorithm: Algorithm, kind: str) -> None:
     recipe = Recipe(algorithm, OPTIMISERS[kind], ServerOptimizer("adam", 0.05), Schedule("cosine", 3))
     together, tau = train(recipe, lanes=4)
@@ -272,7 +292,7 @@ def test_scaffold_keeps_the_mean_of_its_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
-@pytest.mark.parametrize("algorithm", [FedVeca(LR), Corrected(LR)], ids=name_of)
+@pytest.mark.parametrize("algorithm", [FedVeca(LR), Corrected(LR), FedVecaM(LR)], ids=name_of)
 def test_fedveca_estimates_gradients_not_updates(algorithm: Algorithm, kind: str) -> None:
     """beta = max |g0 - g| / |w_k - w|, spread = max |sum g|^2 / (lambda + 1), whatever the optimiser makes of g."""
     optimizer = dataclasses.replace(OPTIMISERS[kind], weight_decay=0.0)
@@ -289,13 +309,14 @@ def test_fedveca_estimates_gradients_not_updates(algorithm: Algorithm, kind: str
     vectors, numbers, memory = recipe.finish(order, s, w, torch.tensor([6.0]))
     assert float(numbers["beta"]) == pytest.approx(beta, rel=1e-4)
     assert float(numbers["spread"]) == pytest.approx(spread, rel=1e-4)
-    if isinstance(algorithm, Corrected):
+    if isinstance(algorithm, (Corrected, FedVecaM)):
         assert torch.allclose(vectors["mean"], total / 6, atol=1e-6)
         assert torch.allclose(memory["c"], total / 6, atol=1e-6)
 
 
-def test_corrected_learns_c_from_the_mean_gradients() -> None:
-    recipe = Recipe(Corrected(LR), LocalOptimizer("adam"))
+@pytest.mark.parametrize("algorithm", [Corrected(LR), FedVecaM(LR)], ids=name_of)
+def test_c_is_learnt_from_the_mean_gradients(algorithm: Algorithm) -> None:
+    recipe = Recipe(algorithm, LocalOptimizer("adam"))
     state, p = recipe.init(torch.zeros(2), torch.tensor([3])), torch.ones(1, dtype=torch.float64)
     mean = {"G": torch.tensor([9.0, 9.0]), "grad": torch.zeros(2), "mean": torch.tensor([1.0, 2.0])}
     each = {name: torch.ones(1, dtype=torch.float64) for name in ("tau", "beta", "spread")}
@@ -413,7 +434,7 @@ def test_a_rate_in_a_tensor_gives_the_same_steps() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    {"momentum": 0.9, "optimizer_state": "keep", "method": "fednova"},
+    pytest.param({"momentum": 0.9, "optimizer_state": "keep", "method": "fednova"}, marks=pytest.mark.slow),
     {"optimizer": "adamw", "optimizer_state": "keep", "lr": 0.01, "weight_decay": 0.01, "method": "scaffold"},
     {"method": "fedadam", "lr_schedule": "cosine", "lr_warmup": 2, "participation": 0.6},
     {"method": "fedveca", "momentum": 0.5, "server_optimizer": "yogi", "server_lr": 0.05, "lr_schedule": "step"},

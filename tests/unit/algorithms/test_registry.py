@@ -18,6 +18,7 @@ import torch
 
 from fedveca import (
     Corrected,
+    EqualTime,
     FedACG,
     FedAvg,
     FedDyn,
@@ -26,6 +27,7 @@ from fedveca import (
     FedNova,
     FedProx,
     FedVeca,
+    FedVecaM,
     MimeLite,
     Moon,
     Scaffnew,
@@ -39,11 +41,20 @@ from fedveca.algorithms.contrib.fedadagrad import FedAdagrad
 from fedveca.algorithms.contrib.fedadam import FedAdam
 from fedveca.algorithms.contrib.fedavgm import FedAvgM
 from fedveca.algorithms.contrib.fedyogi import FedYogi
-from fedveca.algorithms.registry import concerns, deployable_methods, is_adaptive, is_pooled, methods, paper_methods
+from fedveca.algorithms.registry import (
+    concerns,
+    deployable_methods,
+    is_adaptive,
+    is_guarded_by_default,
+    is_pooled,
+    methods,
+    paper_methods,
+)
 from fedveca.deploy.server import check_deployable
-from fedveca.runs.build import initial_steps, make_method
+from fedveca.runs.build import make_method
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
+from fedveca.runs.local_steps import initial_steps
 from fedveca.views.report.commands import make_commands
 from fedveca.views.series import COLOURS, OTHER_COLOURS, find_look, group_curves
 
@@ -104,6 +115,7 @@ def test_methods_stand_in_the_papers_order() -> None:
     table = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
     assert paper_methods() == table
     rivals = {
+        "equaltime": EqualTime,
         "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
@@ -111,6 +123,7 @@ def test_methods_stand_in_the_papers_order() -> None:
         "feddyn": FedDyn,
         "fedexp": FedExP,
         "fedlc": FedLC,
+        "fedvecam": FedVecaM,
         "fedyogi": FedYogi,
         "mimelite": MimeLite,
         "moon": Moon,
@@ -119,11 +132,14 @@ def test_methods_stand_in_the_papers_order() -> None:
     assert tuple(methods()) == (*table, "corrected", *rivals)
     classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, Corrected, *rivals.values()]
     assert [entry.algorithm for entry in methods().values()] == classes
-    assert [name for name in methods() if is_adaptive(name)] == ["fedveca", "corrected"]
+    assert [name for name in methods() if is_adaptive(name)] == ["fedveca", "corrected", "equaltime", "fedvecam"]
+    assert [name for name in methods() if is_guarded_by_default(name)] == ["fedvecam"]
     assert [name for name in methods() if is_pooled(name)] == ["centralised"]
     assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "corrected", *rivals)
     assert is_adaptive("custom:FedVeca(lr=0.1)")
     assert not is_adaptive("custom:FedAvg(lr=0.1)")
+    assert is_guarded_by_default("custom:FedVecaM(lr=0.1)")
+    assert not is_guarded_by_default("custom:Mine(lr=0.1)")
     assert not is_adaptive("FedVeca")
     assert is_adaptive(FedVeca(0.1))
     assert not is_adaptive(FedAvg(0.1))
@@ -159,9 +175,10 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
 @pytest.mark.parametrize(
     ("setting", "owners"),
     [
-        ("alpha", {"fedveca", "corrected"}),
-        ("tau_max", {"fedveca", "corrected"}),
-        ("smooth", {"corrected"}),
+        ("alpha", {"fedveca", "corrected", "fedvecam"}),
+        ("tau_max", {"fedveca", "corrected", "equaltime", "fedvecam"}),
+        ("smooth", {"corrected", "fedvecam"}),
+        ("lookahead", {"fedvecam"}),
         ("probe_steps", {"corrected"}),
         ("mu", {"fedprox"}),
         ("dyn", {"feddyn"}),
@@ -184,7 +201,8 @@ def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: se
 def test_a_report_names_the_methods_of_a_comparison_unless_they_are_the_papers() -> None:
     def said(names: tuple[str, ...]) -> list[str]:
         steps = {name: 0 if is_adaptive(name) else 50 for name in names}
-        runs = [Run(Experiment(method=name, tau_all=steps[name]), [], {"tau_all": 50}) for name in names]
+        rounds: list[Any] = [{"round": 0, "tau": [20, 30]}]
+        runs = [Run(Experiment(method=name, tau_all=steps[name]), rounds, {"tau_all": 50}) for name in names]
         return make_commands(group_curves(runs))
 
     (paper,), (every,) = said(paper_methods()), said(tuple(methods()))
@@ -353,3 +371,11 @@ def test_a_field_needs_a_default(clean: None) -> None:
 
     with pytest.raises(UserError, match=r"^method x: the field much needs a default; only lr is always given$"):
         method("x")(Needs)
+
+
+def test_a_class_that_chooses_clients_defines_how() -> None:
+    """It is rejected where it is written, not in the first round."""
+    with pytest.raises(UserError, match="Chooser has chooses = True, but does not define choose"):
+
+        class Chooser(FedAvg):
+            chooses = True

@@ -19,8 +19,9 @@ from recorded import require_number
 
 from fedveca.algorithms.registry import methods, paper_methods
 from fedveca.cli import main
-from fedveca.runs.experiment import FIELDS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
+from fedveca.runs.setting_checks import FIELDS
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.partition import label_counts, partition
 from fedveca.version import __version__
@@ -350,6 +351,7 @@ def test_compare_prints_its_table_and_leaves_its_figure(here: Path, capsys: Capt
     assert "other settings" in refused([*argv, "rounds=4"], capsys, here)
 
 
+@pytest.mark.slow
 def test_compare_tells_of_runs_that_stopped(here: Path, capsys: Capture) -> None:
     assert main(["compare", *FAST, "lr=1e4", "rounds=30", "--seeds", "1", "--quiet", "--out", "c"]) == 1
     said = " ".join(capsys.readouterr().err.split())
@@ -394,7 +396,7 @@ def test_data_get_prints_where_it_is(mnist_dir: str, capsys: Capture, here: Path
         (["run", *FAST, "--out", "a"], {"folder", "summary"}),
         (
             ["compare", *FAST, "rounds=2", "--seeds", "2", "--out", "c"],
-            {"folder", "report", "table", "differences", "targets"},
+            {"folder", "report", "table", "differences", "targets", "fair", "totals"},
         ),
         (["partition", "clients=4"], {"clients", "labels"}),
         (["list"], {"methods", "data", "models", "partitions", "presets", "settings"}),

@@ -12,8 +12,8 @@ import pytest
 
 from fedveca.cli import main, make_parser
 from fedveca.cli.completion import ASK_FILES, ASK_FOLDERS, SHELLS, find_candidates
-from fedveca.runs.experiment import FIELDS
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS
 
 Capture = pytest.CaptureFixture[str]
 PARSER = make_parser()
@@ -103,6 +103,7 @@ def test_the_script_is_of_the_shells_language(shell: str, capsys: Capture, tmp_p
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed here")
+@pytest.mark.slow
 def test_completion_in_bash(tmp_path: Path) -> None:
     """Where bash splits words at `=`, as it does by default, what is inserted is the part after it."""
     program = tmp_path / "fedveca"

@@ -14,8 +14,9 @@ import pytest
 from fedveca.algorithms.registry import methods
 from fedveca.cli import COMMAND_GROUPS, make_parser
 from fedveca.cli import main as run_main
-from fedveca.runs.experiment import FIELDS, Experiment, parse_settings
+from fedveca.runs.experiment import Experiment, parse_settings
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS
 from fedveca.version import __version__
 
 Capture = pytest.CaptureFixture[str]
@@ -112,7 +113,9 @@ def test_quick_commands_do_not_load_pytorch(here: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("words", [["list"], ["--help"], ["list", "--json"]])
+@pytest.mark.parametrize(
+    "words", [["list"], *(pytest.param(words, marks=pytest.mark.slow) for words in (["--help"], ["list", "--json"]))]
+)
 def test_a_reader_that_leaves_early_is_not_an_error(words: list[str]) -> None:
     for text in (False, True):  # the pipe is closed before anything is written, and by a reader that has seen a line
         program = subprocess.Popen(
@@ -177,7 +180,7 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
 
     alpha = told("alpha")
     assert alpha.startswith("alpha how far tau may rise, at most 1/(1-alpha) default 0.95 subject local steps")
-    assert "allowed (0, 1) used by fedveca, corrected presets " in alpha
+    assert "allowed (0, 1) used by fedveca, corrected, fedvecam presets " in alpha
     assert alpha.endswith("example fedveca run alpha=0.5")
     assert "used by every method" in told("lr")
     assert "dirichlet the shares of each label are drawn" in told("partition")
@@ -212,7 +215,8 @@ def test_lists_for_programs(capsys: Capture) -> None:
     assert set(told("settings")["settings"]) == set(FIELDS)  # type: ignore[call-overload]
     about = told("alpha")["alpha"]
     assert isinstance(about, dict)
-    assert (about["default"], about["methods"], about["group"]) == (0.95, ["fedveca", "corrected"], "local steps")
+    assert (about["default"], about["group"]) == (0.95, "local steps")
+    assert about["methods"] == ["fedveca", "corrected", "fedvecam"]
     example = "fedveca run partition=iid"
     assert told("iid") == {"iid": {"kind": "partition", "text": "rows at random", "example": example}}
     assert main("list", "-q") == 0

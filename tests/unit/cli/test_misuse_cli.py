@@ -16,8 +16,9 @@ from zygote import Zygote, zygote
 
 from fedveca.cli import SHORT_OF_MEMORY, main
 from fedveca.runs import resources as room
-from fedveca.runs.experiment import KNOWN_MODELS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.interrupt import is_out_of_memory
+from fedveca.runs.settings import KNOWN_MODELS
 
 Capture = pytest.CaptureFixture[str]
 LONG = "x" * 5000

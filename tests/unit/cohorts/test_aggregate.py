@@ -147,7 +147,7 @@ def test_chunks_and_threads_do_not_change_the_result(rule: str) -> None:
         assert all(torch.allclose(v, plain.each[name], rtol=1e-4) for name, v in report.each.items())
 
 
-@pytest.mark.parametrize("method", [m for m in (*paper_methods(), "corrected") if m != "centralised"])
+@pytest.mark.parametrize("method", [m for m in (*paper_methods(), "corrected", "fedvecam") if m != "centralised"])
 def test_defences_withstand_what_ruins_the_mean(method: str) -> None:
     """Two of ten clients send their vectors reversed and ten times too long: only the mean is ruined."""
 

@@ -27,7 +27,8 @@ from fedveca.cohorts.random import sample_clients
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
-from fedveca.runs.folder import MEMORY_FILE, Run
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import MEMORY_FILE
 from fedveca.runs.run import resume, run
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.models import model
@@ -84,7 +85,9 @@ def test_memory_is_the_same_in_ram_and_on_disk(limit: int, tmp_path: Path) -> No
     assert list(memory) == sorted(last)
 
 
-@pytest.mark.parametrize("limit", [0, 7 * ROW, 2**20])
+@pytest.mark.parametrize(
+    "limit", [pytest.param(0, marks=pytest.mark.slow), 7 * ROW, pytest.param(2**20, marks=pytest.mark.slow)]
+)
 def test_every_checkpoint_on_disk_stays_good(limit: int, tmp_path: Path) -> None:
     """Cut off after any write, the file holds the rows of the last checkpoint and of the one before it."""
     memory = ClientMemory(30, limit)

@@ -156,6 +156,7 @@ def test_a_client_that_is_not_finite_sends_zeros_under_privacy_and_keeps_its_mem
         {"method": "fedveca", "keep": "rollback"},
         {"method": "fedavg", "keep": "last", "model": "mlp"},
         {"method": "corrected", "probe": 0},
+        {"method": "fedvecam", "probe": 0, "participation": 0.5},
         {"method": "scaffold", "faults": "drop:0.2,crash:0.1:2,late:0.1,nan:0.1,scale:0.1:3,flip:0.1,lie:0.1"},
         {"method": "fedveca", "aggregate": "clip", "faults": "scale:0.2:-10"},
         {"method": "fedveca", "aggregate": "trimmed", "faults": "lie:0.2"},

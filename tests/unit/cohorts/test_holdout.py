@@ -14,9 +14,10 @@ from torch import Tensor
 from fedveca.cohorts.holdout import hold_out
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.errors import UserError
-from fedveca.runs.build import build, load_data
+from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.run import run
+from fedveca.runs.task_data import load_data
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.partition import RULES, Shares, from_lists, partition
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveca.algorithms import Algorithm, Corrected, FedAvg, FedNova, FedProx, FedVeca, Scaffold
 from fedveca.cohorts import random as draws
-from fedveca.cohorts.local import cohort as local
+from fedveca.cohorts.local import chunks
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.runs.federate import federate
 from fedveca.tasks.datasets.dataset import load, prepare
@@ -51,7 +51,7 @@ def test_rows_drawn_in_blocks_are_the_same_rows(name: str, drawn: int, monkeypat
     for algorithm in (FedVeca(0.05), Scaffold(0.05)):
         whole, tau = trained(algorithm, name, lanes=8)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "_ROWS_PER_DRAW", drawn)
+            patch.setattr(chunks, "_ROWS_PER_DRAW", drawn)
             w, same = trained(algorithm, name, lanes=8)
         assert same == tau
         assert torch.equal(w, whole)

@@ -22,8 +22,9 @@ from fedveca.runs.run import run
 from fedveca.tasks.custom import from_arrays
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.models import model
-from fedveca.tasks.module_problem import ModuleProblem, find_head
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition
+from fedveca.tasks.replica import find_head
 from fedveca.testing import check_algorithm
 
 ETA, BATCH, SEED, K, N = 0.1, 4, 3, 4, 5

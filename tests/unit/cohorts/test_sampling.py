@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveca import Experiment
 from fedveca.cohorts.debug import DebugCohort
-from fedveca.cohorts.local import cohort as engine
+from fedveca.cohorts.local import chunks
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.random import draw_rows, shuffle_rows
 from fedveca.runs.build import build, cohort_options
@@ -84,7 +84,7 @@ def test_local_and_debug_take_the_same_rows(model: str, monkeypatch: pytest.Monk
         DebugCohort(built.algorithm, built.problem, data.x, data.y, built.shares, **options),
     ):
         ended.append(list(federate(built.algorithm, cohort, built.state, 2))[-1][0].w)
-    monkeypatch.setattr(engine, "_ROWS_PER_DRAW", 64)  # a block of one step
+    monkeypatch.setattr(chunks, "_ROWS_PER_DRAW", 64)  # a block of one step
     ended.append(list(federate(built.algorithm, build(e).cohort, built.state, 2))[-1][0].w)
     for w in ended[1:]:
         assert float((w - ended[0]).abs().max()) < 1e-6
@@ -104,8 +104,8 @@ def test_one_epoch_without_replacement_is_the_whole_gradient() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_ray_takes_the_same_rows() -> None:
-    pytest.importorskip("ray")
     local, ray = (run(replace(E, engine=where, workers=2), device="cpu") for where in ("local", "ray"))
     assert max(float((v - ray.model[name]).abs().max()) for name, v in local.model.items()) < 1e-6
 

@@ -26,10 +26,11 @@ from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
 from fedveca.deploy.server import join_without_data, make_cohort
 from fedveca.errors import UserError
-from fedveca.runs.build import Built, build, load_data
+from fedveca.runs.build import Built, build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
+from fedveca.runs.task_data import load_data
 
 E = Experiment(
     model="mlp", clients=3, rounds=3, batch=8, lr=0.05, tau_0=3, round_timeout=5.0, partition="dirichlet",
@@ -76,7 +77,9 @@ def compare_values(ours: Run, theirs: Run) -> None:
     [
         {},
         {"method": "scaffold", "keep": "last"},
-        {"model": "real_models:normed", "norm_stats": "local", "metric": "accuracy"},
+        pytest.param(
+            {"model": "real_models:normed", "norm_stats": "local", "metric": "accuracy"}, marks=pytest.mark.slow
+        ),
         {"participation": 0.4, "val": 0.0},
         {"feature_noise": 0.1, "model": "svm", "metric": "accuracy"},
         {"data": "synthetic", "partition": "writer", "pixels": "auto"},
@@ -100,6 +103,7 @@ def test_both_test_where_the_server_has_rows(tmp_path: Path) -> None:
     compare_values(done, run(e, device="cpu"))
 
 
+@pytest.mark.slow
 def test_a_run_without_data_at_the_server_is_resumed(tmp_path: Path) -> None:
     whole = run(E, tmp_path / "whole", data=join(E, tmp_path)[1], cohort=join(E, tmp_path)[0], device="cpu")
     cohort, data = join(replace(E, rounds=2), tmp_path)

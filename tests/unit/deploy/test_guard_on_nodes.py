@@ -14,9 +14,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedveca.cohorts.flower import cohort as module
 from fedveca.deploy.node_process import make_node_cohort
 from fedveca.deploy.server import make_cohort
-from fedveca.runs.build import load_data
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.run import run
+from fedveca.runs.task_data import load_data
 
 
 @pytest.fixture(autouse=True)

@@ -390,7 +390,10 @@ def test_options_of_a_cohort_are_the_settings() -> None:
         "want_loss_after": False,
         "memory_bytes": 11 * 2**20,
         "local_statistics": True,
+        "equal_weights": False,
     }
+    assert cohort_options(e.replace(weights="uniform"))["equal_weights"]
+    assert cohort_options(e.replace(dp_noise=1.0, norm_stats="fixed"))["equal_weights"]
     assert cohort_options(e) == expected | {"aggregate": Mean}
     for keep, after in (("best", False), ("rollback", True)):
         changed = e.replace(keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3)

@@ -21,15 +21,17 @@ from torch import Tensor, nn
 
 from fedveca.algorithms.contract import Order
 from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower.answers import NodeTask
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
 from fedveca.deploy.server import load_test_data, make_cohort
 from fedveca.errors import UserError
-from fedveca.runs.build import build, load_data
+from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
+from fedveca.runs.task_data import load_data
 from fedveca.tasks.datasets.dataset import Dataset
 from fedveca.tasks.module_problem import ModuleProblem
 
@@ -88,9 +90,13 @@ def largest_difference(a: Run, b: Run) -> float:
         replace(E, model="real_models:normed"),
         replace(E, model="real_models:normed", norm_stats="local", participation=0.5),
         replace(E, model="real_models:normed", norm_stats="fixed"),
-        replace(E, model="real_models:encoder", augment="crop:2,flip,cutout:3", pixels="channels"),
+        pytest.param(
+            replace(E, model="real_models:encoder", augment="crop:2,flip,cutout:3", pixels="channels"),
+            marks=pytest.mark.slow,
+        ),
         replace(E, model="svm", method="fednova", epochs="1..2", sampling="shuffle", participation=0.5),
         replace(E, model="mlp", method="moon", participation=0.5),
+        replace(E, model="mlp", method="fedvecam", participation=0.5),
         replace(E, model="mlp", method="fedlc", momentum=0.5),
         replace(E, model="svm", method="scaffnew"),
         replace(E, model="mlp", method="fednova", momentum=0.9, optimizer_state="keep", lr_schedule="cosine"),
@@ -108,6 +114,7 @@ def largest_difference(a: Run, b: Run) -> float:
         "augmented",
         "random-epochs",
         "moon",
+        "fedvecam",
         "fedlc-momentum",
         "scaffnew",
         "momentum",
@@ -159,7 +166,7 @@ def test_a_node_cannot_make_a_variance_negative(name: str, by: float, valid: boo
 def test_a_variance_that_is_rounded_on_the_wire_is_valid(wire: Any) -> None:
     """A node whose variance fell to 0 sends its rounded change; twice the rounding below 0 is a forgery."""
     cohort = module.FlowerCohort.__new__(module.FlowerCohort)
-    cohort.wire, cohort.task = wire, module.NodeTask({}, variances=torch.tensor([False, True]))
+    cohort.wire, cohort.task = wire, NodeTask({}, variances=torch.tensor([False, True]))
 
     def check(before: Tensor, change: Tensor) -> None:
         cohort._check_variances(Order(torch.empty(0), {"statistics": before}), {"statistics": change})

@@ -24,13 +24,16 @@ from torch import Tensor
 from fedveca.algorithms.contract import Report
 from fedveca.algorithms.registry import methods
 from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower.answers import NodeTask
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.deploy.server import load_test_data, make_cohort
-from fedveca.runs.build import Built, build, initial_steps, load_data
+from fedveca.runs.build import Built, build
 from fedveca.runs.build import make_method as method_of
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, evaluate_loss, federate
+from fedveca.runs.local_steps import initial_steps
 from fedveca.runs.run import run
+from fedveca.runs.task_data import load_data
 from fedveca.tasks.custom import from_arrays
 
 E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeout=5.0)
@@ -280,7 +283,7 @@ def say_client(client: int) -> Change:
 def bound(grid: Any, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
     """A network that knows whose key is whose, node 100 + i being client i's."""
     classes: dict[str, Any] = {"classes": 10, "pixels": "as-is"}
-    return FlowerCohort(grid, method_of(E), 3, module.NodeTask(classes), timeout=5.0, say=said.append, nodes=nodes)
+    return FlowerCohort(grid, method_of(E), 3, NodeTask(classes), timeout=5.0, say=said.append, nodes=nodes)
 
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

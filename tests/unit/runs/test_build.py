@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedveca.runs.build import build, cohort_options, load_data, make_problem
+from fedveca.runs.build import build, cohort_options, make_problem
 from fedveca.runs.experiment import Experiment
+from fedveca.runs.task_data import load_data
 from fedveca.tasks.partition import label_counts
 
 E = Experiment(clients=6, batch=16, rounds=2)

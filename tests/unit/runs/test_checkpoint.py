@@ -17,8 +17,8 @@ from fedveca import Experiment, Run, resume, run
 from fedveca.errors import UserError
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import FORMAT, FORMAT_0_1, FREE, _read_header, identify_run, load_checkpoint, seal
-from fedveca.runs.experiment import FIELDS
-from fedveca.runs.folder import FORMER, LAST
+from fedveca.runs.folder_writer import FORMER, LAST
+from fedveca.runs.setting_checks import FIELDS
 
 E = Experiment(**(SMALL | {"rounds": 4}))
 FOLDERS = Path(__file__).parents[2] / "system" / "golden" / "folders"

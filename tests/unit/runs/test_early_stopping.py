@@ -142,12 +142,18 @@ def test_a_metric_without_a_direction_has_no_target(tmp_path: Path) -> None:
     assert run(replace(e, target=0.05), device="cpu", metric=stated).ended == "target"
 
 
-def test_rivals_of_a_run_that_ended_early_get_the_steps_of_all_its_rounds(tmp_path: Path) -> None:
+def test_rivals_of_a_run_that_ended_early_get_the_steps_of_all_its_rounds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     e = replace(E, target=0.3)
+    caplog.set_level("INFO", "fedveca.runs.compare")
     runs = compare(e, 1, tmp_path / "all", methods=("fedveca", "fedavg"), device="cpu")
     first, second = runs
     assert first.ended == "target"
     pace = first.summary["tau_all"] / len(first.rounds)
     assert find_budget(first) == round(pace * e.rounds) == second.experiment.tau_all
+    said = f"fedveca seed 0 ended after {len(first.rounds)} of {e.rounds} rounds; its rivals get "
+    said += f"{second.experiment.tau_all} local steps in all, its pace times {e.rounds}"
+    assert said in caplog.messages
     table = json.loads((tmp_path / "all" / "table.json").read_text("utf-8"))
     assert [row["tau_all"] for row in table] == [r.summary["tau_all"] for r in runs]

@@ -16,11 +16,12 @@ from torch import Tensor
 from fedveca import Experiment
 from fedveca.algorithms import FedNova
 from fedveca.cohorts.random import draw_epochs
-from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_step_rule
+from fedveca.runs.build import build
 from fedveca.runs.compare import compare
 from fedveca.runs.epoch_settings import EpochSetting, parse_epochs
 from fedveca.runs.federate import federate
 from fedveca.runs.folder import Run
+from fedveca.runs.local_steps import MOST_STEPS, initial_steps, make_step_rule
 from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
@@ -166,6 +167,7 @@ class Spy:
 
     def __init__(self, cohort: Any) -> None:
         self.cohort, self.sizes, self.memory, self.asked = cohort, cohort.sizes, cohort.memory, list[list[int]]()
+        self.weights = cohort.weights
 
     def __call__(self, k: int, order: Any, ids: Tensor, tau: Tensor) -> Any:
         self.asked.append(tau.tolist())

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fedveca.algorithms import (
     Corrected,
+    EqualTime,
     FedACG,
     FedAvg,
     FedDyn,
@@ -27,6 +28,7 @@ from fedveca.algorithms import (
     FedNova,
     FedProx,
     FedVeca,
+    FedVecaM,
     MimeLite,
     Moon,
     Scaffnew,
@@ -41,24 +43,22 @@ from fedveca.algorithms.recipe import Recipe
 from fedveca.algorithms.registry import methods
 from fedveca.cli.arguments import parse_experiment
 from fedveca.errors import UserError
-from fedveca.runs.build import MOST_STEPS, build, initial_steps, make_method
+from fedveca.runs.build import build, make_method
 from fedveca.runs.experiment import (
-    FIELDS,
-    KNOWN_MODELS,
-    TYPES,
     Experiment,
-    choices,
     count_probe_rows,
     describe_default,
     find_default,
     parse_settings,
     parse_toml,
     preset,
-    range_of,
     read_experiment,
 )
+from fedveca.runs.local_steps import MOST_STEPS, initial_steps
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS, TYPES, choices, range_of
 from fedveca.runs.setting_fields import TaskDefault
+from fedveca.runs.settings import KNOWN_MODELS
 from fedveca.tasks.datasets.dataset import DATASETS
 from fedveca.tasks.metric_settings import TABLES
 from fedveca.tasks.models import MODELS
@@ -74,9 +74,17 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.5, "lr_warmup": 0}
 def in_range(key: str) -> st.SearchStrategy[Any]:
     """Any value that a setting may have, whatever the others are."""
     m = FIELDS[key].metadata
-    fixed = {"model": "svm", "faults": "drop:0.2,scale:0.1:-3", "dp_noise": 0.0, "augment": "crop:4,flip", "epochs": ""}
+    fixed = {
+        "model": "svm",
+        "faults": "drop:0.2,scale:0.1:-3",
+        "dp_noise": 0.0,
+        "augment": "crop:4,flip",
+        "epochs": "",
+        "budget": "rows:1e5",
+    }
     fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25, "method_options": "q=2,personal=fc1 fc2"}
     fixed |= {"guard": "off"}  # it does not go with every keep
+    fixed |= {"devices": "phones", "schedule": "deadline", "deadline": 2.5, "over_selection": 0.0, "buffer": 0}
     if key in fixed:
         return st.just(fixed[key])
     if key == "init":
@@ -329,7 +337,7 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
 OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
-OFF |= {"lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
+OFF |= {"lookahead": 0.25, "lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
 
 
 def test_methods_get_their_hyperparameters() -> None:
@@ -343,10 +351,12 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "equaltime": EqualTime(lr=0.5, tau_max=9),
         "fedacg": FedACG(lr=0.5, acg_lambda=0.75, acg_beta=0.25),
         "feddyn": FedDyn(lr=0.5, dyn=0.25),
         "fedexp": FedExP(lr=0.5, exp_eps=0.5),
         "fedlc": FedLC(lr=0.5, lc_tau=0.5),
+        "fedvecam": FedVecaM(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, lookahead=0.25),
         "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
         "moon": Moon(lr=0.5, moon_mu=0.25, moon_temperature=0.75),
         "scaffnew": Scaffnew(lr=0.5),
@@ -369,7 +379,7 @@ def test_settings_of_methods_are_those_that_the_methods_declare() -> None:
     for name in owned.keys() - {"distrust"}:
         assert (FIELDS[name].default, FIELDS[name].metadata["range"]) == (owned[name].default, owned[name].range)
         assert FIELDS[name].metadata["text"].endswith(owned[name].text)
-    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected: ")
+    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected, fedvecam: ")
 
 
 def test_build_puts_the_parts_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from fedveca import Experiment, Run, UserError, from_arrays, run
 from fedveca.cli import main
 from fedveca.runs.export import export_run
-from fedveca.runs.predict import predict_file, predict_test
+from fedveca.runs.predict import predict_file, predict_test, summarize
 from fedveca.runs.rebuild import RebuiltModel
+from fedveca.runs.schema import format_value
 from fedveca.tasks.datasets.dataset import load
 
 E = Experiment(data="digits", hidden=8, rounds=2, batch=16, tau_0=2, lr=0.05)
@@ -55,6 +57,38 @@ def test_predictions_of_the_test_rows_have_the_runs_accuracy(runs: dict[str, Run
     assert found.classes.shape == (359,)
 
 
+@pytest.mark.parametrize("model", ["mlp", "svm"])
+def test_predictions_have_every_metric_of_the_run(model: str, tmp_path: Path) -> None:
+    """Of the test rows, the values that the run recorded; a table of counts among them."""
+    e = replace(E, model=model, metric="f1,accuracy,perplexity,confusion")
+    done = run(e, tmp_path / "run")
+    found = predict_test(Run.open(tmp_path / "run"))
+    kept = done.summary["kept"]
+    assert list(found.measures) == ["f1", "accuracy", "perplexity", "confusion"]
+    for name in ("f1", "accuracy", "perplexity"):
+        assert found.measures[name] == pytest.approx(kept[f"test_{name}"])  # type: ignore[literal-required]
+    assert summarize(found, 3, "").startswith(f"359 rows, f1 {format_value('test_f1', kept['test_f1'])}, accuracy ")
+    assert "confusion" not in summarize(found, 3, "")
+    assert found.values()["confusion"] == kept["test_confusion"]
+
+
+def test_a_metric_that_is_custom_leaves_the_others(tmp_path: Path) -> None:
+    def sure(scores: Tensor, y: Tensor) -> Tensor:
+        return (scores.amax(-1) > 1).float()
+
+    run(E, tmp_path / "run", metric=[sure, "f1"])
+    assert list(predict_test(Run.open(tmp_path / "run")).measures) == ["f1"]
+    run(E, tmp_path / "alone", metric=sure)
+    assert list(predict_test(Run.open(tmp_path / "alone")).measures) == ["accuracy"]
+
+
+def test_a_label_that_the_model_does_not_know(runs: dict[str, Run], tmp_path: Path) -> None:
+    x = load("digits").x_test.numpy()[:3]
+    np.savez(tmp_path / "xy.npz", x=x, y=np.array([0, 10, 1]))
+    with pytest.raises(UserError, match="y holds the label 10; the model knows 0 to 9"):
+        predict_file(runs["mlp"], tmp_path / "xy.npz")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["svm", "mlp", "cnn", "resnet18", "lstm", "gpt", "numbers"])
 def test_onnx_gives_the_scores_of_pytorch(runs: dict[str, Run], name: str, tmp_path: Path) -> None:
@@ -69,7 +103,7 @@ def test_onnx_gives_the_scores_of_pytorch(runs: dict[str, Run], name: str, tmp_p
         torch.testing.assert_close(torch.from_numpy(scores), model.predict(x).scores, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["svm", "mlp", "cnn", "resnet18", "lstm", "gpt"])
+@pytest.mark.parametrize("name", ["svm", "mlp", "cnn", pytest.param("resnet18", marks=pytest.mark.slow), "lstm", "gpt"])
 def test_torchscript_gives_the_scores_of_pytorch(runs: dict[str, Run], name: str, tmp_path: Path) -> None:
     export_run(runs[name], "torchscript", tmp_path / "m.pt")
     model = RebuiltModel(runs[name])
@@ -173,7 +207,7 @@ def test_the_command_line(
     assert made == {"model": "mlp.pt", "format": "torchscript", "bytes": (tmp_path / "mlp.pt").stat().st_size}
     assert main(["predict", folder, "--data", "test"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("359 rows, accuracy 0.")
+    assert re.match(r"359 rows, accuracy \d+\.\d\d %\n", said)
     assert "\nclasses: " in said
     assert main(["predict", folder, "--data", "test", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

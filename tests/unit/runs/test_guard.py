@@ -1,4 +1,4 @@
-"""guard=on: what counts as trouble, what is taken back, and that a run without trouble is the run without a guard."""
+"""The guard: what counts as trouble, what is taken back, and that a run without trouble is the run without a guard."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from recorded import require_number
 from same_runs import lines, same
 from torch import Tensor
 
-from fedveca.algorithms import FedAvg, Named, Report
+from fedveca.algorithms import FedAvg, FedVecaM, Named, Report
 from fedveca.algorithms.contract import ServerState
 from fedveca.algorithms.contrib.fedacg import FedACG
 from fedveca.algorithms.optimizers import ServerOptimizer
 from fedveca.algorithms.recipe import Recipe
+from fedveca.algorithms.registry import methods
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
-from fedveca.runs.checkpoint import load_checkpoint
+from fedveca.runs.checkpoint import load_checkpoint, make_guard
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import LAST, Run
-from fedveca.runs.guard import CALM, MOST_FAILURES, GuardNumbers, TrainingGuard, restore_numbers
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import LAST
+from fedveca.runs.guard import CALM, MOST_FAILURES, GuardNumbers, TrainingGuard, is_guarded, restore_numbers
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.run import resume, run
+from fedveca.runs.schema import Round
 
 # The SVM on digits: at this rate the loss of the second model is thousands of times that of the first.
 WILD = Experiment(method="scaffold", model="svm", rounds=16, batch=8, lr=0.5, clients=6, partition="dirichlet", tau_0=8)
 OVERSHOOTS = replace(WILD, method="corrected", lr=0.1)  # its loss falls, and rises only then
+BUFFERED = {"devices": "phones", "schedule": "buffered", "buffer": 2, "keep": "last"}
 ZERO = torch.zeros(2)
 
 
@@ -39,6 +43,10 @@ def play(guard: TrainingGuard, losses: list[float]) -> list[str]:
 
 def run_quietly(e: Experiment, **more: Any) -> Run:
     return run(e, device="cpu", **more)
+
+
+def drop_seconds(record: Round) -> dict[str, object]:
+    return {name: v for name, v in record.items() if name != "seconds"}
 
 
 # the rules, by hand
@@ -107,6 +115,62 @@ def test_a_shorter_step_by_hand() -> None:
     assert [named[name].tolist() for name in ("w", "m", "server_first")] == [halves, halves, [1, 1]]
 
 
+# guard=auto
+
+
+@pytest.mark.parametrize("name", [*methods(), "custom:FedVecaM(lr=0.1)", "custom:Mine(lr=0.1)"])
+def test_auto_guards_the_methods_that_declare_it(name: str) -> None:
+    e = replace(Experiment(), method=name)
+    assert e.guard == "auto"
+    assert is_guarded(e) == (name in ("fedvecam", "custom:FedVecaM(lr=0.1)"))
+    assert [is_guarded(replace(e, guard=guard)) for guard in ("on", "off")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param({"dp_noise": 1.0}, marks=pytest.mark.slow), {"keep": "rollback"}, BUFFERED]
+)
+def test_auto_is_off_where_on_would_be_rejected(settings: dict[str, Any]) -> None:
+    e = Experiment(method="fedvecam", model="svm", clients=3, batch=8, rounds=2, lr=0.01, **settings)
+    assert not is_guarded(e)
+    done = run_quietly(e)
+    assert (len(done.rounds), "guarded" in done.summary) == (2, False)
+    assert make_guard(build(e)) is None
+
+
+def test_auto_is_on_and_off_in_runs_as_the_settings_say() -> None:
+    """Only the word in the settings differs."""
+    wild = replace(WILD, method="fedvecam")
+    runs = {guard: run_quietly(replace(wild, guard=guard)) for guard in ("auto", "on", "off")}
+    rounds = {guard: [drop_seconds(record) for record in done.rounds] for guard, done in runs.items()}
+    assert rounds["auto"] == rounds["on"] != rounds["off"]
+    assert runs["auto"].summary["guarded"] > 0
+    assert "guarded" not in runs["off"].summary
+    scaffold = [drop_seconds(record) for record in run_quietly(WILD).rounds]
+    assert scaffold == [drop_seconds(record) for record in run_quietly(replace(WILD, guard="off")).rounds]
+
+
+def test_an_object_of_a_guarded_class_is_guarded() -> None:
+    e = replace(WILD, rounds=2)
+    done = run_quietly(e, method=FedVecaM(e.lr), data=build(e).data)
+    assert done.experiment.method.startswith("custom:FedVecaM(")
+    assert "guarded" in done.summary
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedvecam"])
+def test_a_folder_whose_settings_lack_the_guard_opens_and_continues(method: str, tmp_path: Path) -> None:
+    """It was written before there was a guard, or by hand."""
+    e = replace(WILD, method=method, lr=0.02)
+    run(replace(e, rounds=4), tmp_path / "whole", device="cpu")
+    run(replace(e, rounds=2), tmp_path / "old", device="cpu")
+    written = tmp_path / "old" / "experiment.toml"
+    lines_of_settings = written.read_text("utf-8").splitlines(keepends=True)
+    assert [line for line in lines_of_settings if line.startswith("guard")] == ['guard = "auto"\n']
+    written.write_text("".join(line for line in lines_of_settings if not line.startswith("guard")), "utf-8")
+    assert Run.open(tmp_path / "old").experiment == replace(e, rounds=2)
+    resume(tmp_path / "old", rounds=4, device="cpu")
+    same(tmp_path / "whole", tmp_path / "old")
+
+
 # runs
 
 
@@ -114,8 +178,8 @@ def test_until_the_first_trouble_a_guarded_run_is_the_run_without_it() -> None:
     off, on = run_quietly(OVERSHOOTS), run_quietly(replace(OVERSHOOTS, guard="on"))
     back = [k for k, record in enumerate(on.rounds) if "guarded" in record]
     assert back[0] > 3
-    same_lines = [{name: v for name, v in line.items() if name != "seconds"} for line in on.rounds[: back[0]]]
-    assert same_lines == [{name: v for name, v in line.items() if name != "seconds"} for line in off.rounds[: back[0]]]
+    before = [[drop_seconds(record) for record in done.rounds[: back[0]]] for done in (off, on)]
+    assert before[0] == before[1]
     calm = replace(WILD, lr=0.02, rounds=6)
     assert run_quietly(calm).model["w"].equal(run_quietly(replace(calm, guard="on")).model["w"])
 
@@ -161,13 +225,15 @@ def test_going_back_starts_the_method_anew_at_the_best_model() -> None:
         pytest.param({"method": "corrected", "lr": 0.1}, marks=pytest.mark.slow),
         pytest.param({"method": "fedveca"}, marks=pytest.mark.slow),
         pytest.param({"method": "fedacg"}, marks=pytest.mark.slow),
+        {"method": "fedvecam", "guard": "auto"},
+        pytest.param({"method": "fedvecam", "guard": "auto", "participation": 0.5}, marks=pytest.mark.slow),
         pytest.param({"method": "fedadam", "server_lr": 1.0}, marks=pytest.mark.slow),
         pytest.param({"memory_mb": 0}, marks=pytest.mark.slow),
     ],
     ids=lambda s: "-".join(map(str, s.values())),
 )
 def test_a_guarded_run_resumes_with_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
-    e = replace(WILD, guard="on", **settings)
+    e = replace(WILD, **({"guard": "on"} | settings))
     whole = run(e, tmp_path / "whole", device="cpu")
     back = [k for k, record in enumerate(whole.rounds) if "guarded" in record]
     assert back, "nothing went wrong"

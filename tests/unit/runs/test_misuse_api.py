@@ -421,7 +421,10 @@ CALLS: list[tuple[Call, str]] = [
     (trained(data=D, device=0), "device=0 is not known"),
     (trained(data=D, device=torch.device("cpu", 1)), "device='cpu:1' is not known"),
     (trained(data=D, cohort=3), "cohort=3 needs sizes"),
-    (trained(cohort=lambda k, order, ids, tau: None), "needs sizes, a tensor, to be called for a round, and data=..."),
+    (
+        trained(cohort=lambda k, order, ids, tau: None),
+        "needs sizes and weights, tensors, to be called for a round, and data=...",
+    ),
     (lambda t: run(E, 3, data=D), "out=3 is not a path"),  # type: ignore[arg-type]
     (lambda t: run(E, True, data=D), "out=True is not a path"),  # type: ignore[arg-type]
     (lambda t: run(E, b"a", data=D), "out=b'a' is not a path"),  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def make_rows(name: str) -> Dataset:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if "cifar" in name else name for name in presets()],
+    [pytest.param(name, marks=pytest.mark.slow) if "cifar" in name or "gpt" in name else name for name in presets()],
 )
 def test_the_preset_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     e = Experiment(**preset(name))

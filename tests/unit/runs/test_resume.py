@@ -24,7 +24,8 @@ from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import load_checkpoint, seal
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.folder import FORMER, LAST, Run, guard_writing
+from fedveca.runs.folder import Run
+from fedveca.runs.folder_writer import FORMER, LAST, guard_writing
 from fedveca.runs.interrupt import FLOWER, LOCAL, FolderUnwritable, Stopped, how_to_resume
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
@@ -55,6 +56,7 @@ def crashed(e: Experiment, folder: Path, after: int) -> None:
         {"method": "fednova", "keep": "last", "checkpoint_every": 3},
         {"method": "feddyn", "participation": 0.5},
         {"method": "fedacg"},
+        {"method": "fedvecam", "participation": 0.5},
         {"method": "scaffnew"},
         {"method": "moon", "model": "mlp", "participation": 0.5},
         {"method": "fedveca", "model": "mlp", "participation": 0.5},
@@ -289,7 +291,7 @@ class Elsewhere:
 
     def __init__(self, e: Experiment) -> None:
         self.clients = build(e).cohort
-        self.sizes, self.memory = self.clients.sizes, NodeLedger(e.clients)
+        self.sizes, self.weights, self.memory = self.clients.sizes, self.clients.weights, NodeLedger(e.clients)
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         return self.clients(k, order, ids, tau)

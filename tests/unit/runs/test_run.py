@@ -36,13 +36,15 @@ from fedveca.views.terminal.screen import Screen
 
 SMALL = Experiment(model="svm", rounds=4, batch=8, lr=0.05, tau_0=3)
 WAVY = replace(SMALL, lr=0.03, rounds=9, probe=0)  # its loss goes up and down
-FEDVECAS = {"beta", "delta", "A", "L", "premise"}  # from round 1 on
+CONDITIONS = {"premise", "condition_alpha", "condition_step", "condition_drift"}
+FEDVECAS = {"beta", "delta", "A", "L", *CONDITIONS}  # from round 1 on
 EVERY_ROUND = {
     "round",
     "ids",
     "left_out",
     "tau",
     "tau_k",
+    "rows",
     "accepted",
     "train_loss",
     "test_loss",
@@ -109,7 +111,7 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
 
     summary = json.loads((folder / "summary.json").read_text())
     assert summary == done.summary
-    assert set(summary) == {"experiment", "tau_all", "seconds", "rounds", "last", "kept"}
+    assert set(summary) == {"experiment", "tau_all", "rows", "seconds", "rounds", "last", "kept"}
     assert summary["experiment"] == asdict(SMALL)
     assert summary["tau_all"] == sum(sum(line["tau"]) for line in rounds)
     assert set(summary["last"]) == set(summary["kept"]) == {"round", "test_loss", "test_accuracy"}
@@ -269,7 +271,7 @@ def test_a_client_with_bad_numbers_is_left_out(bad: float, model: str, capsys: p
 
 @pytest.mark.parametrize("method", [name for name, entry in methods().items() if not entry.algorithm.has_loss])
 def test_a_run_of_bad_clients_only_stops_and_says_so(method: str, tmp_path: Path) -> None:
-    e = replace(SMALL, method=method, partition="case1")
+    e = replace(SMALL, method=method, partition="case1", guard="off")
     done = run(e, tmp_path / "run", device="cpu", data=spoiled(math.nan, *range(5)))
     assert done.summary["stopped"].startswith("round 1: no client gave a finite loss and gradient")
     assert done.summary["kept"]["round"] == done.summary["last"]["round"] == done.summary["tau_all"] == 0
@@ -369,7 +371,7 @@ def test_compare_is_fair_and_does_not_repeat_itself(tmp_path: Path) -> None:
     assert [row["method"] for row in rows] == list(paper_methods())
     for row in rows:
         mine = [r for r in runs if r.experiment.method == row["method"]]
-        assert set(row) == {"method", "seeds", "tau_all", "last", "kept"}
+        assert set(row) == {"method", "seeds", "tau_all", "rows", "last", "kept"}
         assert row["seeds"] == [7, 8]
         assert row["tau_all"] == sum(r.summary["tau_all"] for r in mine) / 2
         for which in ("last", "kept"):
@@ -512,8 +514,8 @@ def test_recorded_steps_are_those_that_were_taken() -> None:
 
     class Cut:
         def __init__(self, cohort: Cohort) -> None:
-            self.cohort, self.sizes, self.memory = cohort, cohort.sizes, cohort.memory
-            self.evaluate = cohort.evaluate
+            self.cohort, self.sizes, self.weights, self.memory = cohort, cohort.sizes, cohort.weights, cohort.memory
+            self.weights, self.evaluate = cohort.weights, cohort.evaluate
 
         def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
             return self.cohort(k, order, ids, tau.clamp(max=11))

@@ -19,6 +19,7 @@ from fedveca.algorithms.registry import methods
 from fedveca.errors import UserError
 from fedveca.runs import schema
 from fedveca.runs.schema import FAMILIES, LARGEST_NUMBER, SCHEMA, Quantity, Round
+from fedveca.runs.validate_records import validate_round, validate_summary
 from fedveca.tasks.metric_settings import TABLES
 from fedveca.tasks.metrics import METRICS
 
@@ -51,6 +52,8 @@ RUNS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "classes": (replace(SMALL, model="mlp", metric="f1,balanced_accuracy,precision,recall,top5,confusion"), {}),
     "two classes": (replace(SMALL, model="svm", metric="auc,perplexity"), {}),
     "regression": (replace(SMALL, model="mlp", partition="iid", batch=4), {"data": REGRESSION}),
+    "devices": (replace(SMALL, devices="phones"), {}),
+    "buffered": (replace(SMALL, devices="phones", schedule="buffered", keep="last"), {}),
     "clients": (replace(SMALL, test_by="both", val=0.1, finetune_steps=2), {}),
 }
 
@@ -85,7 +88,7 @@ def test_every_recorded_name_is_a_quantity_of_its_kind(recorded: dict[str, list[
     seen: set[str] = set()
     for name, rounds in recorded.items():
         for k, record in enumerate(rounds):
-            assert schema.validate_round(record, k)
+            assert validate_round(record, k)
             for key, value in record.items():
                 quantity = schema.find_quantity(key)
                 assert quantity, (name, key)
@@ -133,7 +136,7 @@ def test_a_quantity_of_a_family_has_the_unit_and_the_direction_of_its_metric(
 )
 def test_a_value_of_a_family_that_no_run_writes_is_rejected(name: str, value: object) -> None:
     with pytest.raises(UserError, match=f"invalid value for {name}"):
-        schema.validate_round({"round": 0, name: value}, 0)
+        validate_round({"round": 0, name: value}, 0)
 
 
 # numbers
@@ -219,12 +222,12 @@ def test_the_metric_is_the_test_value_beside_the_loss() -> None:
 def test_a_table_is_lists_of_counts(table: object) -> None:
     good = {"round": 0, "test_loss": 1.0, "test_confusion": [[1, 0], [2, 3]]}
     summary = {"tau_all": 1, "last": good, "kept": good}
-    assert schema.validate_round(good, 0)
-    assert schema.validate_summary(summary)
+    assert validate_round(good, 0)
+    assert validate_summary(summary)
     with pytest.raises(UserError, match=r"^line 1 of rounds.jsonl: invalid value for test_confusion$"):
-        schema.validate_round({**good, "test_confusion": table}, 0)
+        validate_round({**good, "test_confusion": table}, 0)
     with pytest.raises(UserError, match=r"^summary.json: invalid value for kept$"):
-        schema.validate_summary({**summary, "kept": {**good, "test_confusion": table}})
+        validate_summary({**summary, "kept": {**good, "test_confusion": table}})
 
 
 # for people
@@ -270,21 +273,21 @@ WRONG: list[tuple[str, object]] = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_a_line_with_an_invalid_value(name: str, value: object) -> None:
     record = {"round": 0, "ids": [0], "left_out": [], "tau": [3]}
-    assert schema.validate_round(record, 0)
+    assert validate_round(record, 0)
     with pytest.raises(UserError, match=f"^line 1 of rounds.jsonl: invalid value for {name}$"):
-        schema.validate_round(record | {name: value}, 0)
+        validate_round(record | {name: value}, 0)
 
 
 def test_a_line_counts_from_one_and_needs_its_round() -> None:
     with pytest.raises(UserError, match=r"^line 8 of rounds\.jsonl: invalid value for round$"):
-        schema.validate_round({"ids": []}, 7)
-    assert schema.validate_round({"round": 7, "train_loss": None, "mine": "anything"}, 7)
+        validate_round({"ids": []}, 7)
+    assert validate_round({"round": 7, "train_loss": None, "mine": "anything"}, 7)
 
 
 def test_a_summary_with_an_invalid_value() -> None:
     result = {"round": 3, "test_loss": 0.5, "test_accuracy": None}
     right = {"tau_all": 9, "last": result, "kept": result}
-    assert schema.validate_summary(right)
+    assert validate_summary(right)
     for name, value in (
         ("tau_all", 9.0),
         ("tau_all", None),
@@ -295,4 +298,4 @@ def test_a_summary_with_an_invalid_value() -> None:
         ("kept", result | {"test_worst": "x"}),
     ):
         with pytest.raises(UserError, match=rf"^summary\.json: invalid value for {name}$"):
-            schema.validate_summary(right | {name: value})
+            validate_summary(right | {name: value})

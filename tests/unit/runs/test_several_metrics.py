@@ -14,16 +14,20 @@ from torch import Tensor
 
 import fedveca
 from fedveca import Experiment, from_arrays, resume, run
+from fedveca.cli import main
 from fedveca.errors import UserError
+from fedveca.runs import schema
 from fedveca.runs.compare import make_table
 from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.rebuild import RebuiltModel
-from fedveca.runs.schema import list_test_values
+from fedveca.runs.schema import describe_quantity, format_value, list_test_values
 from fedveca.tasks.metrics import MetricFunction
 from fedveca.trackers.tracking import to_values
+from fedveca.views.board.app import BoardApi
 from fedveca.views.board.index import RunIndex
+from fedveca.views.board.query import Query
 from fedveca.views.comparison import compare_curves
 from fedveca.views.report.report import write_report
 from fedveca.views.series import group_curves, list_metrics
@@ -208,3 +212,38 @@ def test_the_last_model_is_evaluated_once(settings: dict[str, object], evaluatio
     else:
         kept = done.summary["kept"]
         assert kept["test_loss"] == done.rounds[kept["round"] - 1]["test_loss"]
+
+
+def test_a_custom_share_is_shown_in_per_cent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the run itself, and by whoever opens its folder later: terminal, figure, report, notebook and board."""
+
+    @fedveca.metric(better="higher", unit="share")
+    def sure(scores: Tensor, y: Tensor) -> Tensor:
+        return (scores.softmax(-1).amax(-1) > 0.2).float()
+
+    made = run(replace(E, metric="auto"), tmp_path / "made", device="cpu", metric=[sure, "f1"])
+    assert made.environment["units"] == {"test_sure": "share"}
+    assert made.score is not None
+    assert made.score < 1
+    shown = f"{100 * made.score:.2f} %"
+    monkeypatch.setattr(schema, "_stated_units", {})  # another process
+    assert format_value("test_sure", made.score) == f"{made.score:.4f}"
+    opened = Run.open(tmp_path / "made")
+    assert format_value("test_sure", made.score) == shown
+    assert describe_quantity("clients_sure_worst").unit == "share"
+    assert shown in opened._repr_html_()
+    assert main(["show", str(tmp_path / "made")]) == 0
+    assert shown in capsys.readouterr().out
+    write_report([opened], tmp_path / "report.html")
+    assert shown.removesuffix(" %") in (tmp_path / "report.html").read_text("utf-8")
+    assert any("sure (%)" in axes.get_ylabel() for axes in opened.plot().axes)
+    listed = BoardApi(tmp_path).list_runs(Query([]))
+    assert listed["quantities"]["test_sure"]["unit"] == "share"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("unit", [3, "a\nb", "x" * 21])
+def test_a_unit_is_a_short_text(unit: object) -> None:
+    with pytest.raises(UserError, match="is not a unit; allowed: text of up to 20"):
+        fedveca.metric(better="higher", unit=unit)  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from fedveca.runs import search
 from fedveca.runs.compare import find_budget
 from fedveca.runs.run import run as run_alone
 from fedveca.runs.search import GridSearch, ValueRange, check_space, parse_space, split_sweep
-from fedveca.runs.sweep import Sweep, TrialEntry, choose_trial, list_edges, read_sweep
+from fedveca.runs.sweep import Sweep
+from fedveca.runs.sweep_file import TrialEntry, choose_trial, list_edges, read_sweep
 from fedveca.tasks.datasets.dataset import load
 
 E = Experiment(**(SMALL | {"rounds": 3, "tau_0": 3}))

@@ -545,6 +545,7 @@ def check_channels(data: Dataset) -> None:
         np.testing.assert_allclose(published, found, atol=6e-5)
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_mnist_is_mnist() -> None:
     files = fetch.read_files("mnist", str(REAL))[1]

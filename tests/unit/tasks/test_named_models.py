@@ -77,7 +77,7 @@ def test_the_gradient_is_that_of_finite_differences(name: str) -> None:
         assert (values[0] - values[1]) / 2e-7 == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "resnet18" else n for n in ALL])
 def test_many_clients_have_the_gradients_of_each_alone(name: str) -> None:
     made, n = make(name), FEW + 2
     x, y = rows_of(name, 3 * n)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedveca.cohorts.local.rows import ClientRows
 from fedveca.errors import UserError
-from fedveca.runs.build import build, load_data
+from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import federate
+from fedveca.runs.task_data import load_data
 from fedveca.tasks.custom import from_arrays
 from fedveca.tasks.datasets.dataset import Input
 from fedveca.tasks.noise import add_noise

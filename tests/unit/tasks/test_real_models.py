@@ -30,6 +30,7 @@ from fedveca.runs.observers import Observer
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
 from fedveca.runs.setting_fields import NormStatistics
+from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.losses import cross_entropy
 from fedveca.tasks.metrics import accuracy
 from fedveca.tasks.models import Model, model
@@ -120,6 +121,20 @@ def test_running_statistics_are_those_of_a_plain_loop(norm_stats: NormStats, par
     moved = not torch.equal(done["1.running_mean"], module.state_dict()["1.running_mean"])
     assert moved == (norm_stats != "fixed")
     module.load_state_dict(done, strict=True)
+
+
+def test_a_model_is_evaluated_with_its_running_statistics() -> None:
+    """The values that a run records are those of plain PyTorch with the returned model, statistics and all."""
+    done = run(replace(E, keep="last"), model=normed, device="cpu")
+    data, module = load(E.data), normed(SHAPE, CLASSES).eval()
+    module.load_state_dict(dict(done.model))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module(data.x_test), data.y_test)
+        module.state_dict()["1.running_mean"].zero_()  # what the model started with
+        module.state_dict()["1.running_var"].fill_(1)
+        started = nn.functional.cross_entropy(module(data.x_test), data.y_test)
+    assert done.summary["last"]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert float(started) != pytest.approx(float(loss), rel=1e-2)
 
 
 def test_dropout_of_nothing_changes_no_byte() -> None:
@@ -266,7 +281,7 @@ class Spy:
 
     def __init__(self, built: Built) -> None:
         self.cohort, self.sent, self.mean = built.cohort, list[Tensor](), list[Tensor]()
-        self.sizes, self.memory = built.cohort.sizes, built.cohort.memory
+        self.sizes, self.weights, self.memory = built.cohort.sizes, built.cohort.weights, built.cohort.memory
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         self.sent.append(order.aux[STATISTICS].clone())
@@ -721,5 +736,5 @@ def test_parameters_and_statistics_may_be_used_from_copies(
     """On a CUDA device those that do not start at a multiple of 16 bytes are."""
     e = replace(E, norm_stats=norm_stats)
     want = run(e, model=normed).model
-    monkeypatch.setattr("fedveca.tasks.module_problem.is_aligned", lambda part: False)
+    monkeypatch.setattr("fedveca.tasks.replica.is_aligned", lambda part: False)
     assert distance(run(e, model=normed).model, want) == 0

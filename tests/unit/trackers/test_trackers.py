@@ -47,7 +47,7 @@ def expected(told: Run) -> dict[tuple[str, int], float]:
                 found |= {(f"{name}/client_{i}", step): x for i, x in zip(line["ids"], v, strict=True)}
             elif name not in ("ids", "round"):
                 found[name, step] = v
-    return {key: float(v) for key, v in found.items()}
+    return {key: float(v) for key, v in found.items() if v is not None}  # None: not known in that round
 
 
 def events(folder: Path) -> Any:

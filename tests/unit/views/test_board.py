@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedveca import Experiment, Run, from_arrays, resume, run
 from fedveca.cli import main
-from fedveca.runs.folder import STOP_MARK
+from fedveca.runs.folder_writer import STOP_MARK
 from fedveca.runs.interrupt import PYTHON, Stopped, how_to_resume
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer
@@ -293,6 +293,8 @@ def test_curves_and_heat_maps_are_what_the_run_recorded(runs: Path) -> None:
     assert (heat["x"], heat["y"]) == ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3])
     steps, _ = ask(runs, "/api/curves?run=plain&name=tau_k&x=steps").json()["runs"]["plain"]["curves"]["tau_k"]
     assert steps == list(np.cumsum([sum(record["tau"]) for record in told.rounds]))
+    rows, _ = ask(runs, "/api/curves?run=plain&name=tau_k&x=rows").json()["runs"]["plain"]["curves"]["tau_k"]
+    assert rows == list(np.cumsum([record["rows"] for record in told.rounds]))
 
 
 def test_a_method_that_pools_all_rows_has_one_client(tmp_path: Path) -> None:
@@ -457,7 +459,10 @@ def test_nothing_else_is_served(runs: Path, path: str) -> None:
     ("path", "said"),
     [
         ("curves?run=plain&width=0", "width=0 is out of range; allowed: 10 to 4000"),
-        ("curves?run=plain&x=days", "x=days is not known; allowed: round | steps | bytes | seconds"),
+        (
+            "curves?run=plain&x=days",
+            "x=days is not known; allowed: round | steps | rows | bytes | seconds | clock | joules",
+        ),
         ("curves?run=plain&from=nan", "from=nan is not a number"),
         ("heat?name=tau", "run is missing"),
         ("log?run=plain&count=1.5", "count=1.5 is out of range; allowed: 1 to 500"),

@@ -12,9 +12,11 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.statistics import CostMean, Spread
 from fedveca.views import comparison as views
-from fedveca.views.comparison import Reached
+from fedveca.views import comparison_text as texts
+from fedveca.views import targets
 from fedveca.views.report.table import make_cost_table, make_csv, make_gaps, make_result_table
 from fedveca.views.series import group_curves
+from fedveca.views.targets import Reached
 
 BATCH = Experiment().batch
 
@@ -70,14 +72,14 @@ def test_a_winner_is_clearly_better_than_every_rival() -> None:
 def test_equal_means_have_no_best() -> None:
     c = compared(made("fedveca", 0, [0.8]), made("fedavg", 0, [0.8]))
     assert views.find_leader(c, "kept", "test_accuracy") is None
-    assert views.give_answer(c) == "FedVeca and FedAvg have the same test accuracy of the kept models: 80.00 %."
+    assert texts.give_answer(c) == "FedVeca and FedAvg have the same test accuracy of the kept models: 80.00 %."
 
 
 def test_seeds_that_are_not_shared_cannot_be_paired() -> None:
     c = compared(made("fedveca", 0, [0.8]), made("fedavg", 1, [0.5]))
     assert views.find_gap(c, 1, "kept", "test_accuracy") is None
     assert views.find_winner(c, "kept", "test_accuracy") is None
-    assert views.give_answer(c).endswith("no seed is shared, so the difference has no paired interval.")
+    assert texts.give_answer(c).endswith("no seed is shared, so the difference has no paired interval.")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_nothing_is_the_best_across_budgets(other: Run, said: str) -> None:
         said or other.experiment.method == "centralised"
     )
     if said:
-        assert views.give_answer(c) == (
+        assert texts.give_answer(c) == (
             f"No method is called the best, because the budgets differ: {said}. The highest mean test accuracy of the "
             f"kept models is that of {c.rows[1].label}: 90.00 % (one seed)."
         )
@@ -109,7 +111,7 @@ def test_a_total_that_was_given_is_no_other_budget() -> None:
     assert c.budgets == ""
     assert (
         "Methods with fixed steps take at most as many local steps as FedVeca (rounded down per client and round): "
-        "16 compared with 20." in views.explain_table(c)
+        "16 compared with 20." in texts.explain_table(c)
     )
 
 
@@ -126,21 +128,21 @@ def test_targets_are_levels_that_a_rival_reaches() -> None:
     assert all(reached["rounds"].arrived == 0 for reached in c.targets[2].costs)  # 95 % is never reached, and is shown
     low = compared(made("fedveca", 0, [0.3, 0.7]), made("fedavg", 0, [0.2, 0.5]))
     assert [target.value for target in low.targets] == [0.5, 0.6, 0.7]
-    assert views.find_main_target(low.targets).value == 0.5  # both methods reach it
+    assert targets.find_main_target(low.targets).value == 0.5  # both methods reach it
 
 
 def test_the_cost_until_a_target_knows_seeds_that_never_reach_it() -> None:
     runs = [made("fedveca", s, v) for s, v in enumerate(([0.3, 0.8, 0.8], [0.3, 0.4, 0.8], [0.3, 0.4, 0.5]))]
     (costs,) = compared(*runs).targets[-1].costs
     assert costs["rounds"][1:] == (2, 3, 2, 3)
-    assert views.format_reached("rounds", costs["rounds"]) == "in 2 of 3 seeds (2 to 3)"
+    assert texts.format_reached("rounds", costs["rounds"]) == "in 2 of 3 seeds (2 to 3)"
     one = Reached(CostMean(2, None, 1), 2, 2, 1, 3)
-    assert views.format_reached("rounds", one) == "in 1 of 3 seeds (2)"
-    assert views.format_reached("rounds", Reached(None, math.inf, math.inf, 0, 3)) == "never"
-    assert views.format_reached("steps", Reached(CostMean(1200, None, 1), 1200, 1200, 1, 1)) == "1,200"
+    assert texts.format_reached("rounds", one) == "in 1 of 3 seeds (2)"
+    assert texts.format_reached("rounds", Reached(None, math.inf, math.inf, 0, 3)) == "never"
+    assert texts.format_reached("steps", Reached(CostMean(1200, None, 1), 1200, 1200, 1, 1)) == "1,200"
     both = Reached(CostMean(2_500_000, (1e6, 3e8), 2), 2e6, 3e6, 2, 2)
-    assert views.format_reached("bytes", both) == "2.5 [1, 300]"
-    said = views.explain_costs(compared(*runs))
+    assert texts.format_reached("bytes", both) == "2.5 [1, 300]"
+    said = texts.explain_costs(compared(*runs))
     assert said[1].startswith("Where some seeds never reach it: how many do")
     (cells,) = (row[2] for row in make_cost_table(compared(*runs)).rows)  # type: ignore[union-attr]
     assert (cells[-5].text, cells[-5].small) == ("2 of 3", "seeds (2 to 3)")
@@ -167,8 +169,8 @@ def test_runs_that_ended_early_are_named() -> None:
     short = made("fedavg", 0, [0.3, 0.8])
     short.summary["ended"] = "target"
     c = compared(made("fedveca", 0, [0.3, 0.8, 0.9]), replace(short, experiment=replace(short.experiment, rounds=3)))
-    assert views.describe_early_ends(c.curves) == "Ended early by target or patience: FedAvg after round 2."
-    assert views.describe_early_ends(c.curves) in views.explain_table(c)
+    assert texts.describe_early_ends(c.curves) == "Ended early by target or patience: FedAvg after round 2."
+    assert texts.describe_early_ends(c.curves) in texts.explain_table(c)
     assert c.budgets == "20 to 30 local steps"
 
 
@@ -187,12 +189,12 @@ def test_a_loss_alone_has_targets_on_its_way_down() -> None:
     assert [costs["rounds"].lowest for costs in c.targets[0].costs] == [2, 3]
     assert views.find_winner(c, "kept", "test_loss") is None
     assert views.find_leader(c, "kept", "test_loss") == 0
-    assert views.give_answer(c).startswith("FedVeca has the best test loss of the kept models, 0.1000 (one seed)")
+    assert texts.give_answer(c).startswith("FedVeca has the best test loss of the kept models, 0.1000 (one seed)")
 
 
 def test_repeats_are_reported() -> None:
     c = compared(*TWO, TWO[0], made("fedavg", 1, [0.1, 0.1, 0.1]))
-    assert views.explain_repeats(c.curves) == [
+    assert texts.explain_repeats(c.curves) == [
         "1 run repeats a seed with identical results and is not counted again.",
         "1 run repeats a seed with other results and is left out: of each seed, the run that went furthest is shown.",
     ]
@@ -200,9 +202,9 @@ def test_repeats_are_reported() -> None:
 
 
 def test_results_have_a_spread_only_over_several_seeds() -> None:
-    assert views.format_result("test_accuracy", Spread(0.5, 0.0, 1)) == "50.00 %"
-    assert views.format_result("test_accuracy", Spread(0.5, 0.0, 2)) == "50.00 ±0.00 %"
-    assert views.format_result("test_loss", Spread(None, 0.0, 0)) == "-"
+    assert texts.format_result("test_accuracy", Spread(0.5, 0.0, 1)) == "50.00 %"
+    assert texts.format_result("test_accuracy", Spread(0.5, 0.0, 2)) == "50.00 ±0.00 %"
+    assert texts.format_result("test_loss", Spread(None, 0.0, 0)) == "-"
 
 
 def test_the_tables_of_a_report() -> None:

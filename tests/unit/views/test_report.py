@@ -23,10 +23,10 @@ from fedveca.runs.compare import compare
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
+from fedveca.runs.theory import count_conditions
 from fedveca.views.paths import find_runs
 from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.report import write_report
-from fedveca.views.report.text import conclude_premise
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, Any] = {"model": "svm", "rounds": 6, "batch": 16, "lr": 0.01}
@@ -212,7 +212,7 @@ def test_a_run_that_diverged_is_left_out_of_the_means_and_counted(runs: Path, tm
         summary = json.loads((tmp_path / f"fedavg-seed{seed}" / "summary.json").read_text())
         (tmp_path / f"fedavg-seed{seed}" / "summary.json").write_text(json.dumps(summary | {"stopped": "x"}))
     row = re.findall(r'<tr><th scope="row">FedAvg.*?</tr>', reported(tmp_path))[0]
-    assert re.findall(r"<td[^>]*>(.*?)</td>", row)[:-1] == ["-"] * 5
+    assert re.findall(r"<td[^>]*>(.*?)</td>", row)[:-1] == ["-"] * 6
 
 
 def test_every_figure_has_words_instead(runs: Path) -> None:
@@ -220,7 +220,7 @@ def test_every_figure_has_words_instead(runs: Path) -> None:
     plots = re.findall(
         r'<div class="plot" id="[\w-]+" role="group" aria-label="([^"]*)"></div><figcaption>(.+?)<', text
     )
-    assert len(plots) == text.count("<figure") == 1 + 3 + 4 + 3 + 1
+    assert len(plots) == text.count("<figure") == 1 + 3 + 4 + 6 + 1
     last = [require_number(Run.open(runs / f"fedveca-seed{seed}").rounds[-1], "test_loss") for seed in (0, 1)]
     assert f"FedVeca ends at {sum(last) / 2:.4f}" in plots[1][0]
     assert all(len(alternative) > 40 for alternative, _ in plots)
@@ -235,8 +235,11 @@ def test_the_numbers_drawn_are_those_recorded(runs: Path) -> None:
     assert tau["z"] == [[line["tau"][i] for line in lines] for i in range(5)]
     assert A["z"][4][0] == pytest.approx(lines[1]["A"][4], rel=1e-3)
     assert A["rounds"] == [2, 3, 4, 5, 6]
-    premise = section["runs"][0]["lines"][1]
-    assert (premise["name"], premise["bound"]) == ("premise", 1)
+    bounds = {line["name"]: line["bound"] for line in section["runs"][0]["lines"]}
+    conditions = {"premise": 1, "condition_alpha": 1, "condition_step": 0, "condition_drift": 1}
+    assert bounds == {"tau_k": None, "L": None, **conditions}
+    drift = section["runs"][0]["lines"][-1]
+    assert drift["y"] == pytest.approx([require_number(line, "condition_drift") for line in lines[1:]], rel=1e-3)
     assert section["runs"][0]["partition"] == 0
     assert len(section["partitions"]) == 1  # case3 does not depend on the seed
     mean = section["curves"][0]["metrics"]["test_accuracy"]["mean"]
@@ -327,16 +330,24 @@ def test_a_report_has_contents_and_a_date(runs: Path, monkeypatch: pytest.Monkey
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_the_premise_has_a_conclusion(runs: Path) -> None:
-    premise = [v for line in Run.open(runs / "fedveca-seed0").rounds if (v := line.get("premise"))]
-    held = sum(v >= 1 for v in premise)
-    (said,) = re.findall(r'<span class="conclusion">(.*?)</span>', reported(runs))
-    assert f"{held} of {len(premise)} rounds" in said or f"all {len(premise)} rounds" in said
-    assert (
-        conclude_premise([2.0, 0.5]) == "It is at least 1 in 1 of 2 rounds (50 %): Theorem 1 covers only those rounds."
-    )
-    assert conclude_premise([0.5]).startswith("It is below 1 in its only round")
-    assert conclude_premise([]) == "No round has a value yet."
+def test_each_condition_of_the_theory_has_a_conclusion(runs: Path) -> None:
+    lines = Run.open(runs / "fedveca-seed0").rounds
+    said = [unescape(text) for text in re.findall(r'<span class="conclusion">(.*?)</span>', reported(runs))]
+    assert said == [count.describe() for count in count_conditions(lines).values()]
+    alphas = [v for line in lines if (v := line.get("condition_alpha")) is not None]
+    met = sum(v < 1 for v in alphas)
+    assert f"Theorem 2's condition held in {met} of {len(alphas)} rounds." in said
+
+
+def test_a_run_of_version_0_1_has_the_premise_only(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedveca-seed0", tmp_path / "old")
+    path = tmp_path / "old" / "rounds.jsonl"
+    old = [
+        {k: v for k, v in json.loads(line).items() if "condition" not in k} for line in path.read_text().splitlines()
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    (run,) = data(reported(tmp_path))["sections"][0]["runs"]
+    assert [line["name"] for line in run["lines"]] == ["tau_k", "L", "premise"]
 
 
 def test_each_run_is_found_once_and_what_is_not_one_is_skipped(runs: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -23,12 +23,18 @@ def line(k: int, **more: Any) -> dict[str, Any]:
     return {"round": k, "ids": [0, 1], "tau": [2, 3], "bytes_up": 10, "bytes_down": 20, "seconds": 0.5} | more
 
 
+def test_rows_are_the_recorded_ones_or_those_of_the_mini_batches() -> None:
+    lines = [line(0, tau=[2, 3]), line(1, tau=[2, 3], rows=1000)]
+    assert series.sum_costs(made(lines))["rows"] == [5 * 32, 5 * 32 + 1000]
+    assert [series.counts_probes(made(lines[at:])) for at in (0, 1)] == [False, True]
+
+
 def test_band_has_mean_spread_and_every_axis() -> None:
     first = made([line(0, test_loss=1.0, train_loss=9.0), line(1, test_loss=0.5, train_loss=7.0)])
     second = made([line(0, test_loss=3.0, tau=[4, 5])], seed=1)
     band = series.compute_band([first, second], "test_loss")
     assert band == {
-        "x": {"rounds": [1, 2], "steps": [7, 10], "bytes": [30, 60], "seconds": [0.5, 1.0]},
+        "x": {"rounds": [1, 2], "steps": [7, 10], "rows": [7 * 32, 10 * 32], "bytes": [30, 60], "seconds": [0.5, 1.0]},
         "mean": [2.0, 0.5],
         "std": [math.sqrt(2), 0.0],
         "seeds": [2, 1],
@@ -202,3 +208,15 @@ def test_partition_is_what_the_run_wrote(tmp_path: Path) -> None:
         (tmp_path / "a" / "partition.json").write_text(torn)
         assert series.read_partition(done) is None
     assert series.read_partition(made([])) is None
+
+
+def test_simulated_time_is_an_axis_where_every_run_has_it() -> None:
+    """`clock` counts from the start, `joules` per round; a run without devices has neither."""
+    timed = made([{"tau": [1], "clock": 2.0, "joules": 5.0, "test_loss": 1.0}, {"clock": 3.5, "joules": 1.0}])
+    plain = made([{"tau": [1], "test_loss": 1.0}])
+    assert series.sum_costs(timed)["clock"] == [2.0, 3.5]
+    assert series.sum_costs(timed)["joules"] == [5.0, 6.0]
+    assert list(series.list_axes([timed])) == [*series.AXES, "clock", "joules"]
+    assert series.list_axes([timed, plain]) == series.list_axes([plain]) == series.AXES
+    assert series.compute_band([timed], "test_loss")["x"]["clock"] == [2.0]
+    assert "clock" not in series.compute_band([timed, plain], "test_loss")["x"]

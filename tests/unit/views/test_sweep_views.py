@@ -15,7 +15,8 @@ from same_runs import SMALL
 from fedveca.cli import main
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.sweep import Sweep, SweepContent, sweep
+from fedveca.runs.sweep import Sweep, sweep
+from fedveca.runs.sweep_file import SweepContent
 from fedveca.views.paths import find_runs
 from fedveca.views.report.report import write_report
 from fedveca.views.report.sweep import make_sweep_data

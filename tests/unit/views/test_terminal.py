@@ -284,3 +284,17 @@ def test_a_custom_metric_and_a_run_that_diverged() -> None:
     assert re.search(r"FedVeca \(1 diverged\) +0\.5000 ", text)
     assert "Runs that diverged are left out." in " ".join(text.split())
     assert "FedAvg has the best test hits" in text
+
+
+def test_a_line_of_names_ends_between_two_names() -> None:
+    screen, out = Screen(), io.StringIO()
+    names = ["corrected", "fedadagrad", "fedavgm", "scaffnew"]
+    for terminal, lines in ((True, 3), (False, 1)):
+        screen.out = Console(file=out, width=30, force_terminal=terminal, color_system=None)
+        screen.print_names("not shown", names, "(add with all)")
+        shown = out.getvalue().splitlines()
+        assert len(shown) == lines
+        assert all(len(line) <= 30 for line in shown) or not terminal
+        assert " ".join(shown) == "not shown: corrected, fedadagrad, fedavgm, scaffnew (add with all)"
+        out.seek(0)
+        out.truncate()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report, start_client
-from fedveca.algorithms.layout import NO_LAYOUT, Layout
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
-from fedveca.cohorts.client_memory import NodeLedger, split_statistics
+from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.cohorts.contract import ClientScores, HeldPart
+from fedveca.cohorts.flower.answers import AnswerForm, NodeRows, NodeTask, PendingOrder
 from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
 from fedveca.cohorts.flower.messages import (
     MOST_ROWS,
@@ -54,52 +54,6 @@ class ClientDiverged(InvalidAnswer):
     """A client reports that its numbers are not finite."""
 
 
-class NodeTask(NamedTuple):
-    """What the clients' model and loss are, as far as orders and answers depend on them."""
-
-    note: Mapping[str, Value]  # what every node must know besides the order: classes, pixels
-    statistics: int = 0  # numbers of the model's running statistics S
-    scores: Mapping[str, tuple[float, float]] = {}  # what an evaluation gives, by name, and its range
-    layout: Layout = NO_LAYOUT  # of the model
-    variances: Tensor | None = None  # which running statistics are variances, [S] of bool: none may become negative
-
-
-class NodeRows(NamedTuple):
-    """How many rows a client has."""
-
-    train: int  # D_i
-    val: int = 0  # held back
-    test: int = 0
-
-
-class PendingOrder(NamedTuple):
-    """An order on its way."""
-
-    message: str  # its id
-    round: int
-    until: float  # when Flower drops it
-
-
-class AnswerForm(NamedTuple):
-    """What a client sends that has taken its steps."""
-
-    numbers: set[str]
-    vectors: dict[str, int]  # the length of each
-
-    @staticmethod
-    def find(algorithm: Algorithm, order: Order, want_loss: bool, want_loss_after: bool, statistics: int) -> AnswerForm:
-        """As a client that takes no step finds it."""
-        aux, _ = split_statistics(order.aux)
-        order = Order(order.w.cpu(), {name: v.cpu() for name, v in aux.items()})
-        memory = {name: v[None] for name, v in algorithm.memory(order.w).items()}
-        w = algorithm.begin(order, memory).expand(1, -1)
-        s = start_client(algorithm, order, memory, torch.zeros_like(w), torch.ones(1, 1))
-        vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
-        losses = {"loss"} if want_loss or algorithm.needs_loss or algorithm.needs_gradient else set()
-        lengths = {name: v.shape[-1] for name, v in vectors.items()} | ({STATISTICS: statistics} if statistics else {})
-        return AnswerForm({*numbers} | losses | ({"after"} if want_loss_after else set()), lengths)
-
-
 class FlowerCohort:
     """Clients known by their partition id; their memory stays with them, and only its round is known here."""
 
@@ -116,6 +70,7 @@ class FlowerCohort:
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
+        equal_weights: bool = False,
         say: Callable[[str], None] = print,
         nodes: dict[int, int] | None = None,
     ) -> None:
@@ -133,6 +88,7 @@ class FlowerCohort:
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
+            equal_weights: Whether every client counts the same, instead of by its number of rows.
             say: Reports who connects and which rounds are void.
             nodes: Client -> the node with that client's key, if keys are bound.
 
@@ -169,6 +125,7 @@ class FlowerCohort:
         self._joined = True
         known = [self._known[i] for i in range(clients)]
         self.sizes = torch.tensor([rows.train for rows in known])  # [N] D_i
+        self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.held = {part: torch.tensor([rows[at] for rows in known]) for at, part in enumerate(NodeRows._fields)}
         self._early = self.faults[:_EARLY_FAULTS]  # before the first round
 
@@ -251,17 +208,17 @@ class FlowerCohort:
                 self._fault(i, str(error))
                 continue
             who.append(i)
-            rows = self.sizes[i : i + 1].double()
-            aggregator.add(aggregator.reduce(rows, {name: v.double()[None] for name, v in vectors.items()}))
+            weight = self.weights[i : i + 1].double()
+            aggregator.add(aggregator.reduce(weight, {name: v.double()[None] for name, v in vectors.items()}))
             norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
             for name, value in (numbers | {"tau": float(tau[i])}).items():
                 each.setdefault(name, []).append(value)
         answered = torch.tensor(who, dtype=torch.int64)
-        mass = float(self.sizes[answered].double().sum())
+        mass = float(self.weights[answered].double().sum())
         mean = {name: v.to(order.w) for name, v in aggregator.close(mass).items()}
         limited = aggregator.limit_numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
         lengths = Norms(answered, torch.tensor(norms).T) if who else None
-        return answered, Report(mean, limited, mass / float(self.sizes.double().sum()), norms=lengths)
+        return answered, Report(mean, limited, mass / float(self.weights.double().sum()), norms=lengths)
 
     def _send(
         self, k: int, order: Order, ids: list[int], asked: Mapping[int, Mapping[str, Value]]

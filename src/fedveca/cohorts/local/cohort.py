@@ -8,17 +8,15 @@ closed form fills a chunk with many clients; a convolutional one has one client 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Norms, Order, Report, start_client
-from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean, Piece
+from fedveca.cohorts.aggregate import AggregationRule, Aggregator, Mean
 from fedveca.cohorts.client_memory import (
     MEMORY_BYTES,
     ClientMemory,
@@ -28,11 +26,13 @@ from fedveca.cohorts.client_memory import (
 )
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
+from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
+from fedveca.cohorts.local.probe import ProbePasses
 from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
-from fedveca.cohorts.random import SAMPLINGS, RowSampling, draw_seed
+from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
@@ -45,7 +45,6 @@ _CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a 
 _CUDA_CHUNK_BYTES = 512 * 2**20
 _THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worthwhile
 _STREAMS = 16  # clients side by side on a CUDA device
-_ROWS_PER_DRAW = 2**22  # row numbers drawn at a time: a client's steps may be too many to draw at once
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
 _MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
@@ -53,55 +52,6 @@ _CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's pa
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
 _STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
-
-
-class Chunk(NamedTuple):
-    """Clients that step together, in falling order of tau."""
-
-    ids: Tensor  # [n] on the host
-    tau: Tensor  # [n] on the host
-    table: Tensor  # [4, n] on the device: id, first row, rows, tau
-
-    @staticmethod
-    def make(ids: Tensor, tau: Tensor, start: Tensor, device: torch.device) -> Chunk:
-        return Chunk(ids, tau, torch.stack([ids, start[ids], start[ids + 1] - start[ids], tau]).to(device))
-
-    def split(self, width: int) -> list[Chunk]:
-        """Chunks of at most `width` clients."""
-        pieces = (slice(at, at + width) for at in range(0, len(self.ids), width))
-        return [Chunk(self.ids[piece], self.tau[piece], self.table[:, piece]) for piece in pieces]
-
-
-class RowDraws:
-    """The rows that a chunk's clients step on, drawn at once where they are few, else a block of steps at a time."""
-
-    def __init__(self, sample: RowSampling, seed: int, k: int, chunk: Chunk, batch: int) -> None:
-        self.sample, self.seed, self.k, self.chunk, self.batch = sample, seed, k, chunk, batch
-        self.steps, most = max(1, _ROWS_PER_DRAW // (len(chunk.ids) * batch)), int(chunk.tau[0])
-        self.all = self._draw(len(chunk.ids), 0, most) if most <= self.steps else None
-
-    def __call__(self, n: int, at: int, until: int) -> Iterator[Tensor]:
-        """[n, steps, B] of the first n clients, blocks of the steps from `at` to `until`."""
-        if self.all is not None:
-            yield self.all[:n, at:until]
-            return
-        for first in range(at, until, self.steps):
-            yield self._draw(n, first, min(self.steps, until - first))
-
-    def _draw(self, n: int, first: int, steps: int) -> Tensor:
-        ids, start, size, _ = self.chunk.table[:, :n]
-        index = self.sample(self.seed, self.k, ids, size, steps, self.batch, first)
-        return index.add_(start[:, None, None])
-
-
-class ChunkResult(NamedTuple):
-    """What a chunk contributes to the round."""
-
-    piece: Piece | None  # of the clients' vectors
-    each: Named  # [n] each
-    finite: Tensor  # [n] bool: whether all that a client sent is finite, so that it counts
-    norms: Tensor  # [vectors, n]
-    memory: Named  # [n, P] each
 
 
 class LocalCohort:
@@ -186,6 +136,7 @@ class LocalCohort:
             limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
+        self.passes = ProbePasses(problem, self.rows, self.device, self.block, self.most_rows)
         self.held = hold_rows(x, y, held, pixels, self.device, self.block)
 
     def _count_streams(self) -> int:
@@ -426,51 +377,12 @@ class LocalCohort:
         counts = [min(self.probe, size) if self.probe else size for size in sizes]
         captured = self._lanes if self.rows.feed is None else None  # a captured probe picks its rows itself
         if captured and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
-            F, g = self._probe_on_lanes(captured, w, running, chunk, counts)
+            F, g = self.passes.on_lanes(captured, w, running, chunk, counts)
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
-            F, g = self._probe_together(w, running, chunk, counts)
+            F, g = self.passes.together(w, running, chunk, counts)
         else:
             each = [None] * len(w) if running is None else list(running)
             jobs = zip(w, each, starts, sizes, counts, strict=True)
-            alone = [self._probe_alone(*job, want_gradient) for job in jobs]
+            alone = [self.passes.alone(*job, want_gradient) for job in jobs]
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if want_gradient else unknown.expand_as(w)
-
-    def _probe_on_lanes(
-        self, lanes: Lanes, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Clients side by side on a CUDA device, in captured passes of equally many rows, padded with weight 0."""
-        _, start, size, _ = chunk.table[:, :, None]
-        count = torch.tensor(counts, device=self.device)[:, None]
-        rows = max(1, min(self.block, self.most_rows // min(lanes.size, len(counts)), max(counts)))
-        j = torch.arange(-(-max(counts) // rows) * rows, device=self.device)
-        index = start + torch.where(j < count, j * size // count, 0)
-        weight = (j < count).float() / count
-        before = () if running is None else (running,)
-        n = len(counts)
-        return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), before)
-
-    def _probe_together(
-        self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Many small clients in one batch, padded with rows of weight 0."""
-        _, start, size, _ = chunk.table[:, :, None]
-        count = torch.tensor(counts, device=self.device)[:, None]
-        j = torch.arange(max(counts), device=self.device)
-        x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
-        return self.problem.gradients(w, x, y, (j < count).float() / count, running)
-
-    def _probe_alone(
-        self, w: Tensor, running: Tensor | None, start: int, size: int, count: int, want_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        """One client, block by block; all its rows are read where they lie."""
-        F, g = torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w
-        for x, y in self.rows.blocks(start, size, count, self.block):
-            share = len(y) / count
-            if want_gradient:
-                now = None if running is None else running[None]
-                F_block, g_block = self.problem.gradients(w[None], x[None], y[None], statistics=now)
-                F, g = F + share * F_block[0], g + share * g_block[0]
-            else:
-                F = F + share * self.problem.losses(w, x, y, running)[0]
-        return F, g

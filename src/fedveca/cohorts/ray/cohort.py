@@ -108,7 +108,8 @@ class RayCohort:
         held = options.pop("held", None)
         self.parts = [shares, held.val, held.test] if held else [shares]
         self.options, self.gpus, self.sizes = options, gpus, shares.sizes
-        self.total_weight = float(len(self.sizes) if options.get("equal_weights") else self.sizes.sum())
+        self.weights = torch.ones_like(self.sizes) if options.get("equal_weights") else self.sizes  # [N]
+        self.total_weight = float(self.weights.sum())
         connect(address, 16 * len(x) if isinstance(x, LazyRows) else 2 * x.numel() * x.element_size())
         cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cores, cards = cluster.get("CPU", 0.0), cluster.get("GPU", 0.0)

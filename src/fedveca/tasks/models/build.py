@@ -14,11 +14,12 @@ from fedveca.errors import UserError, explain_error
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import import_object
 from fedveca.tasks.datasets.dataset import Inputs
+from fedveca.tasks.goal import Goal, Metrics, check_classes, display_name, make_metrics
 from fedveca.tasks.losses import Rows
 from fedveca.tasks.models.registry import MODELS, Shape, Task
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
-from fedveca.tasks.validate import ROWS, Goal, Metrics, check_classes, display_name, make_metrics, validate_model
+from fedveca.tasks.validate import ROWS, validate_model
 
 Model = nn.Module | Callable[[Shape, int], nn.Module]
 Sample = tuple[Tensor, Tensor]

@@ -122,7 +122,7 @@ class BoardApi:
             "root": self.root,
             "version": __version__,
             "common": common,
-            "quantities": _describe_families(name for row in rows for name in row.values),
+            "quantities": _describe_families({name for row in rows for name in (*row.values, row.metric)}),
             "runs": [vars(row) for row in rows],
         }
 
@@ -327,11 +327,16 @@ def _read_plotly() -> bytes:
 
 
 def _describe_families(names: Iterable[str]) -> dict[str, dict[str, Json]]:
-    """Those of the names that the schema describes without having them one by one, such as clients_accuracy_worst."""
+    """Those of the names that the schema describes without having them one by one.
+
+    They are of a family, such as clients_accuracy_worst, or custom metrics that stated their unit.
+    """
     found: dict[str, dict[str, Json]] = {}
     for name in names:
-        if name not in SCHEMA and name not in found and len(found) < _FAMILIES and (quantity := find_quantity(name)):
-            found[name] = quantity._asdict()
+        if name not in SCHEMA and name not in found and len(found) < _FAMILIES:
+            quantity = describe_quantity(name)
+            if quantity.unit or find_quantity(name):
+                found[name] = quantity._asdict()
     return found
 
 

@@ -30,7 +30,7 @@ from fedveca.views.board.files import (
     to_plain_json,
 )
 
-BOARD_AXES = ("round", "steps", "bytes", "seconds")
+BOARD_AXES = ("round", "steps", "rows", "bytes", "seconds", "clock", "joules")
 _CELLS = 2**23  # of one heat map in memory; more clients than fit are averaged in blocks as they come
 NUMBERS = 16 * _CELLS  # of one run in memory
 _SENT, _CHUNK = 2**20, 2**18  # cells of a heat map in an answer, and those that are averaged at a time
@@ -274,9 +274,11 @@ class RunTail:
 
     def _read_axis(self, axis: str) -> NDArray[np.float64]:
         """[K] the axis' value after each round, rising."""
-        column = self.columns.get(axis if axis in ("round", "seconds") else f" {axis}", Column("d"))
+        column = self.columns.get(f" {axis}" if axis in ("steps", "bytes") else axis, Column("d"))
         each = np.zeros(len(self.starts))
         each[np.array(column.rows)] = np.array(column.values)
+        if axis == "clock":  # counted since the start
+            return cast(NDArray[np.float64], np.maximum.accumulate(each))
         return each + 1 if axis == "round" else np.cumsum(each)
 
     def read_heat_map(self, name: str, low: float, high: float, rows: int, columns: int) -> HeatMap:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveca.algorithms.registry import is_pooled
-from fedveca.errors import UserError
+from fedveca.errors import UserError, printable
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import Direction, describe_quantity, get_number
@@ -23,7 +23,7 @@ from fedveca.views.figures.style import (
     label_lines,
     save_figure,
 )
-from fedveca.views.series import Curve, find_direction, find_look, group_curves, list_metrics
+from fedveca.views.series import Curve, find_direction, find_look, group_curves, list_axes, list_metrics, sum_costs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,9 +33,12 @@ MOST_NAMES, MOST_LETTERS = 10, 30  # of lines that are named at their ends; a le
 SeedRounds = NDArray[np.float64]
 
 
-def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
-    """What was tested over rounds: mean over seeds, band of one standard deviation."""
+def draw_curves(runs: Sequence[Run], path: Path, title: str, against: str = "rounds") -> None:
+    """What was tested over rounds, or another axis of `list_axes`: mean over seeds, band of one standard deviation."""
     runs = check_runs(runs)
+    labels = list_axes(runs)
+    if against not in labels:
+        raise UserError(f"these runs have no {printable(against)} to draw against; they have {', '.join(labels)}")
     names = [name for name in list_metrics(runs) if name.startswith("test_")] or ["test_loss", "test_accuracy"]
     if len(names) > MOST_PANELS:
         raise UserError(f"these runs have {len(names)} names of test values; one figure shows at most {MOST_PANELS}")
@@ -46,9 +49,10 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
         figure, axes = plt.subplots(1, len(names), figsize=(wide, 3.9), layout="constrained", squeeze=False)
         for axis, name in zip(axes[0], names, strict=True):
             for curve in curves:
-                draw_line(axis, curve.runs, name, (escape_label(curve.label), curve.colour, curve.dash))
+                look = (escape_label(curve.label), curve.colour, curve.dash)
+                draw_line(axis, curve.runs, name, look, against=against)
             focus_axis(axis, runs, name)
-            axis.set_xlabel("round")
+            axis.set_xlabel(labels[against])
             axis.set_ylabel(name_axis(name))
         spread = f"mean of {seeds} seeds, band of one standard deviation" if seeds > 1 else ""
         shown = ", ".join(name.replace("_", " ") for name in names)
@@ -56,8 +60,9 @@ def draw_curves(runs: Sequence[Run], path: Path, title: str) -> None:
             figure.suptitle(escape_label(title or spread))
         _name_lines(axes[0], curves)
         listed = "; ".join(curve.label for curve in curves)
-        about = ", ".join(filter(None, (f"{shown} over rounds", spread)))
-        save_figure(figure, path, title or f"{shown} over rounds", f"{about}. Lines: {listed}.")
+        over = f"{shown} over {'rounds' if against == 'rounds' else labels[against]}"
+        about = ", ".join(filter(None, (over, spread)))
+        save_figure(figure, path, title or over, f"{about}. Lines: {listed}.")
 
 
 def name_axis(name: str) -> str:
@@ -87,7 +92,12 @@ def collect_values(runs: Sequence[Run], name: str) -> tuple[SeedRounds, SeedRoun
 
 
 def draw_line(
-    axis: Axes, runs: Sequence[Run], name: str, look: tuple[str, str, str] | None = None, band: bool = True
+    axis: Axes,
+    runs: Sequence[Run],
+    name: str,
+    look: tuple[str, str, str] | None = None,
+    band: bool = True,
+    against: str = "rounds",
 ) -> None:
     """The mean over seeds and its band, in the look (label, colour, dash) of the runs' method unless one is given."""
     method = runs[0].experiment.method
@@ -99,6 +109,9 @@ def draw_line(
     if is_pooled(method):  # one number, drawn across the rounds as in the paper
         axis.axhline(mean[-1], color=colour, linestyle=find_linestyle(dash), linewidth=1.5, label=label)
         return
+    if against != "rounds":
+        costs = np.array([[sum_costs(run)[against][int(k) - 1] for k in rounds] for run in runs], dtype=float)
+        rounds = costs.mean(0)
     draw_band(axis, rounds, mean, std if band else None, (label, colour, dash), 2 if method == "fedveca" else 1.6)
 
 

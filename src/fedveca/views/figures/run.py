@@ -50,28 +50,34 @@ class QuantityValues(NamedTuple):
     clients: Sequence[int] = ()
 
 
-def draw_figure(what: str, runs: Sequence[Run], path: Path) -> None:
+def draw_figure(what: str, runs: Sequence[Run], path: Path, against: str = "rounds") -> None:
     """Draws a figure by its name; UserError where it cannot be drawn.
 
     Args:
         what: A key of FIGURES.
         runs: The runs to draw.
         path: The file, whose ending says how: .svg, .pdf or .png.
+        against: Of curves, what they are drawn against: a key of `series.list_axes`.
     """
     path = Path(path)
     if what not in FIGURES:
         raise UserError(f"the figure {what} is not known; it is one of {', '.join(FIGURES)}")
     require_figure_file(path)
+    if against != "rounds":
+        if what != "curves":
+            raise UserError(f"the figure {what} is drawn against rounds, not {printable(against)}; only curves is")
+        _draw_one_task(check_runs(runs), path, against)
+        return
     FIGURES[what](check_runs(runs), path)
 
 
-def _draw_one_task(runs: Sequence[Run], path: Path) -> None:
+def _draw_one_task(runs: Sequence[Run], path: Path, against: str = "rounds") -> None:
     if len(series.group_sections(runs)) > 1:
         tasks = dict.fromkeys(f"{run.experiment.model} on {run.experiment.data}" for run in runs)
         raise UserError(f"one figure of curves shows one task; these runs are of {printable(', '.join(tasks), 400)}")
     if not series.list_metrics(runs):
         raise UserError("no round of these runs has a test value yet")
-    draw_curves(runs, path, "")
+    draw_curves(runs, path, "", against)
 
 
 def _find_adaptive(runs: Sequence[Run], what: str) -> Run:

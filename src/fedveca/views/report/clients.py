@@ -19,7 +19,8 @@ from fedveca.views.clients import (
     name_statistic,
     read_confusion,
 )
-from fedveca.views.comparison import Comparison, find_gap, find_leader, find_winner, name_quantity
+from fedveca.views.comparison import Comparison, find_gap, find_leader, find_winner
+from fedveca.views.comparison_text import name_quantity
 from fedveca.views.report.numbers import round_numbers
 from fedveca.views.report.table import Cell, ReportTable, TablePart, make_gap_cell, make_value_cell
 from fedveca.views.series import Curve, Which, find_direction

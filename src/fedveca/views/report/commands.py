@@ -8,11 +8,12 @@ from dataclasses import asdict
 from functools import cache
 
 from fedveca.algorithms.registry import is_adaptive, paper_methods
-from fedveca.runs.experiment import FIELDS, Experiment, preset
+from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import Run
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS
 from fedveca.tasks.names import CUSTOM
-from fedveca.views.comparison import find_budget_setter
+from fedveca.views.comparison import find_protocol
 from fedveca.views.series import Curve
 
 SettingValue = str | int | float
@@ -52,20 +53,28 @@ def _make_comparison(curves: Sequence[Curve]) -> str:
         return ""
     experiments = [run.experiment for curve in curves for run in curve.runs]
     shared = [key for key in FIELDS if key not in ("method", "seed", "tau_all", "data_dir")]
+    protocol = find_protocol(curves)
+    by_rounds = protocol is not None and protocol.kind != "steps"  # each rival runs as long as the budget lasts
+    shared = [key for key in shared if not by_rounds or key not in ("budget", "rounds")]
     totals = {e.tau_all for e in experiments if not is_adaptive(e.method)}
     adaptive = {e.tau_all for e in experiments if is_adaptive(e.method)}
     if len({tuple(getattr(e, key) for key in shared) for e in experiments}) > 1 or adaptive - {0}:
         return ""
     settings: dict[str, SettingValue] = {key: getattr(experiments[0], key) for key in (*shared, "seed")}
-    if setter := find_budget_setter(curves):  # it comes first, and the others get its total
+    fair = ""
+    if protocol:  # the setter comes first, and the others get its total
+        setter = protocol.setter
         methods.sort(key=lambda method: method != setter.method)
+        if by_rounds:
+            settings["rounds"] = setter.runs[0].experiment.rounds
+            fair = f" --fair {'time' if protocol.kind == 'seconds' else protocol.kind}"
     elif len(totals) > 1:
         return ""
     else:
         settings["tau_all"] = max(totals, default=0)
         methods.sort(key=is_adaptive)
     named = "" if tuple(methods) == paper_methods() else f" --methods {','.join(methods)}"
-    return f"fedveca compare {' '.join(make_words(settings))}{named} --seeds {len(seeds)}"
+    return f"fedveca compare {' '.join(make_words(settings))}{named} --seeds {len(seeds)}{fair}"
 
 
 def is_from_python(run: Run) -> bool:

@@ -17,14 +17,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fedveca.algorithms.registry import DASHES
 from fedveca.errors import UserError
-from fedveca.runs.experiment import FIELDS
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import Partition, describe_quantity
-from fedveca.runs.sweep import SweepContent
+from fedveca.runs.setting_checks import FIELDS
+from fedveca.runs.sweep_file import SweepContent
 from fedveca.version import __version__
-from fedveca.views.comparison import Comparison, compare_curves, explain_costs, explain_table, give_answer
+from fedveca.views.comparison import Comparison, compare_curves
+from fedveca.views.comparison_text import explain_costs, explain_table, give_answer
 from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
 from fedveca.views.report.clients import (
@@ -38,20 +39,23 @@ from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
 from fedveca.views.report.sweep import make_sweep_data, make_sweep_section
 from fedveca.views.report.table import GapData, make_cost_table, make_csv, make_gaps, make_result_table
-from fedveca.views.series import Curve, group_curves, group_sections
+from fedveca.views.series import AXES, Curve, group_curves, group_sections
 from fedveca.views.sweep import find_sweeps
 
 HERE = Path(__file__).parent
-AXIS_LABELS = {"rounds": "rounds", "steps": "local steps", "bytes": "bytes", "seconds": "seconds"}
+AXIS_LABELS = AXES | {"rounds": "rounds", "bytes": "bytes"}
 SVG_DASHES = {name: " ".join(f"{2.5 * part:g}" for part in parts) for name, parts in DASHES.items()}
 ABOUT = {
     "tau": "Brighter is more local steps; next to it are the labels of the client's rows, darker (in dark mode: "
     "brighter) for a larger share.",
     "A": "What decides τ: the client with the lowest A takes the most steps.",
-    "beta": "How fast a client's gradient changes along its local steps.",
+    "beta": "How fast a client's gradient changes along its local steps; the noise of mini-batches is part of it.",
     "delta": "How far a client's accumulated gradient departs from the global one.",
     "tau_k": "Weighted by rows: the step that the server takes.",
     "premise": "η τₖ L; the theorem asks for at least 1 (dotted).",
+    "condition_alpha": "α min A / 2L; the theorem asks for less than 1 (dotted).",
+    "condition_step": "η/4 Σ p (τ (2L + A) − A) − 1; F falls by the theorem where it is below 0 (dotted).",
+    "condition_drift": "‖dₖ‖ / ‖∇F(wₖ)‖, the length of the server's direction; the paper assumes at most 1 (dotted).",
     "L": "The largest estimate so far.",
     "train_loss": "F(w) on the clients' rows. A round records the loss of the model that it starts from, so this curve "
     "begins before the first round and ends one round before the others.",
@@ -174,7 +178,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         cost_notes=explain_costs(comparison),
         gaps=_make_gap_figure(data["gaps"]),
         several_seeds=any(len(curve.runs) > 1 for curve in curves),
-        axes=AXIS_LABELS,
+        axes={axis: AXIS_LABELS.get(axis, label) for axis, label in data["axes"].items()},
         dashes=SVG_DASHES,
         legend=curves,
         curves=[_make_curves_figure(metric["name"], data) for metric in data["metrics"]],

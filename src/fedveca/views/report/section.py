@@ -7,20 +7,21 @@ from typing import TypedDict
 
 from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import SCHEMA, Partition, describe_quantity, get_number
+from fedveca.runs.schema import SCHEMA, Partition, describe_quantity
+from fedveca.runs.theory import CONDITIONS, count_conditions, list_values
 from fedveca.views.clients import list_client_metrics, name_statistic
-from fedveca.views.comparison import name_quantity
+from fedveca.views.comparison_text import name_quantity
 from fedveca.views.report.clients import ClientsData, ConfusionData
 from fedveca.views.report.numbers import round_numbers
 from fedveca.views.report.table import GapData
-from fedveca.views.report.text import conclude_premise, describe_heat_map, describe_line
+from fedveca.views.report.text import describe_heat_map, describe_line
 from fedveca.views.series import (
-    AXES,
     Band,
     Curve,
     HeatMap,
     compute_band,
     find_direction,
+    list_axes,
     list_metrics,
     list_seed_values,
     make_heat_map,
@@ -31,8 +32,8 @@ from fedveca.views.series import (
 MOST_NUMBERS = 300_000  # of heat maps in one report
 MOST_CHOICES = 12  # runs, and partitions, that a section lets one choose from
 MAP_SCALES = {"tau": False, "A": True, "beta": True, "delta": True}  # whether the scale is logarithmic
-LINE_BOUNDS = {"tau_k": None, "premise": 1.0, "L": None}  # a bound to draw
-LINE_SYMBOLS = {"tau_k": "τₖ", "premise": "η τₖ L", "L": "L"}
+DRAWN_LINES = ("tau_k", "L", *CONDITIONS)
+LINE_SYMBOLS = {"tau_k": "τₖ", "premise": "η τₖ L", "condition_drift": "‖dₖ‖ / ‖∇F‖"}  # in place of the schema's
 MOST_SEED_NUMBERS = 200_000  # of single seeds' curves in one section
 
 
@@ -106,19 +107,19 @@ def make_sections(sections: Sequence[Sequence[Curve]]) -> list[SectionData]:
     made = [_make_section(curves) for curves in sections]
     room = MOST_NUMBERS
     each = [
-        (rank, section, curve, run)
-        for section, curves in zip(made, sections, strict=True)
+        (rank, section, names, curve, run)
+        for section, names, curves in zip(made, map(_list_lines, sections), sections, strict=True)
         for curve in curves
         for rank, run in enumerate(curve.runs)
     ]
-    for _, section, curve, run in sorted(each, key=lambda entry: entry[0]):
+    for _, section, names, curve, run in sorted(each, key=lambda entry: entry[0]):
         label = f"{curve.label}, seed {run.experiment.seed}"
         if _is_adaptive(run) and len(section["runs"]) < MOST_CHOICES:
             maps = [_make_map(run, name) for name in MAP_SCALES]
             size = sum(len(heat["z"]) * len(heat["rounds"]) for heat in maps)
             if size <= room:
                 room -= size
-                lines = [_make_line(run, name) for name in LINE_BOUNDS]
+                lines = [_make_line(run, name) for name in names]
                 place = _place_partition(section, run, label)
                 section["runs"].append({"label": label, "maps": maps, "lines": lines, "partition": place})
         elif not is_pooled(curve.method):
@@ -132,7 +133,7 @@ def _make_section(curves: Sequence[Curve]) -> SectionData:
     names += [name_statistic(name, "_worst") for name in list_client_metrics(runs)[:1]]
     space = len(names) * sum(min(500, len(run.rounds)) for run in runs) <= MOST_SEED_NUMBERS
     return {
-        "axes": AXES,
+        "axes": list_axes(runs),
         "metrics": [
             {
                 "name": name,
@@ -176,19 +177,26 @@ def _make_map(run: Run, name: str) -> MapData:
     }
 
 
+def _list_lines(curves: Sequence[Curve]) -> list[str]:
+    """The lines of a section's runs: the same for all; a run of version 0.1 has fewer conditions."""
+    recorded = {name for curve in curves for run in curve.runs for name in count_conditions(run.rounds)}
+    return [name for name in DRAWN_LINES if name in recorded or name not in CONDITIONS or name == "premise"]
+
+
 def _make_line(run: Run, name: str) -> LineData:
-    points = [(k + 1, v) for k, record in enumerate(run.rounds) if (v := get_number(record, name)) is not None]
+    points = [(k + 1, v) for k, v in list_values(run.rounds, name)]
     points = [points[i] for i in pick_evenly(len(points), 500)]
-    points = [(k, v) for k, v in points if name == "tau_k" or v > 0]  # L is 0 while none is known
     y = round_numbers([v for _, v in points])
+    condition = CONDITIONS.get(name)
+    count = count_conditions(run.rounds).get(name)
     return {
         "name": name,
-        "symbol": LINE_SYMBOLS[name],
-        "bound": LINE_BOUNDS[name],
+        "symbol": LINE_SYMBOLS.get(name, SCHEMA[name].symbol),
+        "bound": condition.bound if condition else None,
         "rounds": [k for k, _ in points],
         "y": y,
         "alternative": describe_line(name_line(name), y),
-        "conclusion": conclude_premise(y) if name == "premise" else "",
+        "conclusion": count.describe() if count else "No round has a value yet." if condition else "",
     }
 
 
@@ -206,7 +214,7 @@ def name_map(name: str) -> str:
 
 def name_line(name: str) -> str:
     """A line's title."""
-    return "Premise of Theorem 1" if name == "premise" else SCHEMA[name].label
+    return CONDITIONS[name].title if name in CONDITIONS else SCHEMA[name].label
 
 
 def _place_partition(section: SectionData, run: Run, label: str) -> int | None:

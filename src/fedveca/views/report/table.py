@@ -8,13 +8,11 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypedDict
 
 from fedveca.algorithms.registry import is_pooled
+from fedveca.runs.budget import COST_KINDS
 from fedveca.runs.schema import describe_quantity
 from fedveca.runs.statistics import Difference, Spread
-from fedveca.views.comparison import (
-    Comparison,
-    find_gap,
-    find_leader,
-    find_winner,
+from fedveca.views.comparison import Comparison, find_gap, find_leader, find_winner, get_total
+from fedveca.views.comparison_text import (
     format_cost,
     format_gap,
     format_reached,
@@ -22,8 +20,9 @@ from fedveca.views.comparison import (
     format_target,
     name_quantity,
 )
+from fedveca.views.series import AXES
 
-COST_HEADINGS = {"rounds": "rounds", "steps": "local steps", "rows": "rows", "bytes": "MB sent", "seconds": "seconds"}
+COST_HEADINGS = AXES | {"rounds": "rounds", "bytes": "MB sent"} | {"clock": "simulated s", "joules": "joules"}
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins with one may be run by a spreadsheet
 
 
@@ -73,7 +72,7 @@ def make_result_table(comparison: Comparison) -> ReportTable:
         titles = {c.which: "kept model, which is the last one"}
     parts = [TablePart(title, names) for title in titles.values() if names]
     parts += [TablePart("minus the best, [95 %]", [name_quantity(metric)])] if best is not None else []
-    parts.append(TablePart("cost of a run", ["local steps", "MB sent", "seconds"]))
+    parts.append(TablePart("cost of a run", [name for axis, name in COST_HEADINGS.items() if axis != "rounds"]))
     parts.append(TablePart("", ["seeds"]))
     winners = {(which, name): find_winner(c, which, name) for which in c.models for name in c.names}
     rows = []
@@ -84,7 +83,8 @@ def make_result_table(comparison: Comparison) -> ReportTable:
         if best is not None:
             gap = find_gap(c, i, c.which, metric)
             cells.append(make_gap_cell(metric, gap, i == best))
-        for axis, cost in (("steps", row.steps), ("bytes", row.traffic), ("seconds", row.seconds)):
+        for axis in COST_KINDS:
+            cost = get_total(row, axis)
             text = "-" if cost.mean is None else format_cost(axis, cost.mean)
             cells.append(Cell(text, value=_sortable(cost)))
         cells.append(Cell(str(row.seeds), value=row.seeds))
@@ -109,10 +109,12 @@ def make_cost_table(comparison: Comparison) -> ReportTable | None:
     c = comparison
     if not c.targets:
         return None
+    axes = [axis for axis in COST_HEADINGS if axis in c.targets[0].costs[0]]
     sign = "≥" if c.directions[c.metric] == "higher" else "≤"
     parts = [
         TablePart(
-            f"{name_quantity(c.metric)} {sign} {format_target(c.metric, target.value)}", list(COST_HEADINGS.values())
+            f"{name_quantity(c.metric)} {sign} {format_target(c.metric, target.value)}",
+            [COST_HEADINGS[axis] for axis in axes],
         )
         for target in c.targets
     ]
@@ -120,7 +122,7 @@ def make_cost_table(comparison: Comparison) -> ReportTable | None:
     for i, row in enumerate(c.rows):
         cells = []
         for target in c.targets:
-            for axis in COST_HEADINGS:
+            for axis in axes:
                 reached = target.costs[i][axis]
                 text, _, small = format_reached(axis, reached).removeprefix("in ").partition(" [")
                 small = small and f"[{small}"
@@ -162,8 +164,8 @@ def make_csv(comparison: Comparison) -> str:
     values = [(which, name) for which in ("kept", "last") for name in (*c.names, *c.statistics)]
     gap_names = [f"{c.which}_{c.metric}_minus_best{end}" for end in ("", "_low", "_high")] if c.metric else []
     heads = [f"{which}_{name}_{what}" for which, name in values for what in ("mean", "std")]
-    names = ["method", "seeds", "diverged", *map(_neutral, (*heads, *gap_names)), "local_steps", "bytes", "seconds"]
-    writer.writerow(names)
+    names = ["method", "seeds", "diverged", *map(_neutral, (*heads, *gap_names)), "local_steps"]
+    writer.writerow([*names, "gradient_rows", "bytes", "seconds"])
     for i, row in enumerate(c.rows):
         cells: list[object] = []
         for which, name in values:
@@ -171,7 +173,7 @@ def make_csv(comparison: Comparison) -> str:
             cells += [value.mean, value.std if value.n > 1 else None]
         gap = find_gap(c, i, c.which, c.metric) if c.metric else None
         cells += [gap.mean if gap else None, *((gap and gap.interval) or (None, None))] if c.metric else []
-        cells += [row.steps.mean, row.traffic.mean, row.seconds.mean]
+        cells += [row.steps.mean, row.gradient_rows.mean, row.traffic.mean, row.seconds.mean]
         writer.writerow([_neutral(row.label), row.seeds, row.diverged, *cells])
     return out.getvalue()
 

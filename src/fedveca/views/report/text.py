@@ -1,14 +1,15 @@
-"""What a report says in sentences: the question, and what a figure shows; views/comparison.py has the answer."""
+"""What a report says in sentences: the question, and what a figure shows; views/comparison_text.py has the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from fedveca.runs.budget import COST_NAMES
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity, format_value
-from fedveca.views.comparison import find_budget_setter
+from fedveca.views.comparison import find_protocol, is_exact_share
 from fedveca.views.series import Band, Curve, HeatMap
 
 PARTITIONS = {
@@ -99,11 +100,13 @@ def ask_question(curves: Sequence[Curve]) -> str:
     seeds = sorted({len(curve.runs) for curve in curves})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     said.append(f"{many} seed{'' if seeds[-1] == 1 else 's'}{' each' if len(curves) > 1 else ''}.")
-    if setter := find_budget_setter(curves):
-        said.append(
-            f"Every method with fixed steps may take at most as many local steps as {setter.label} took: "
-            "the paper's fair protocol."
-        )
+    if protocol := find_protocol(curves):
+        label, name = protocol.setter.label, COST_NAMES[protocol.kind]
+        many = "takes as many" if is_exact_share(curves) else "may take at most as many"
+        if protocol.kind == "steps":
+            said.append(f"Every method with fixed steps {many} local steps as {label} took: the paper's fair protocol.")
+        else:
+            said.append(f"Every method takes as many rounds as the {name} of {label} allow.")
     return " ".join(said)
 
 
@@ -135,17 +138,3 @@ def _describe_rule(texts: dict[str, str], e: Experiment, other: str) -> str:
 
 def _count_values(curves: Sequence[Curve], *names: str) -> int:
     return len({tuple(getattr(run.experiment, name) for name in names) for curve in curves for run in curve.runs})
-
-
-def conclude_premise(values: Sequence[float]) -> str:
-    """In how many rounds the premise of Theorem 1 held, and what follows."""
-    held, rounds = sum(value >= 1 for value in values), len(values)
-    many = f"all {rounds} rounds" if rounds > 1 else "its only round"
-    if not rounds:
-        return "No round has a value yet."
-    if held == rounds:
-        return f"It is at least 1 in {many}: the premise of Theorem 1 holds throughout this run."
-    if not held:
-        return f"It is below 1 in {many}: Theorem 1 makes no statement about this run."
-    share = f"{100 * held / rounds:.0f} %"
-    return f"It is at least 1 in {held} of {rounds} rounds ({share}): Theorem 1 covers only those rounds."

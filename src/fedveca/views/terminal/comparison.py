@@ -13,25 +13,20 @@ from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity, format_spread, short_label
 from fedveca.runs.statistics import Spread
 from fedveca.views.clients import name_statistic
-from fedveca.views.comparison import (
-    Comparison,
-    Target,
-    compare_curves,
+from fedveca.views.comparison import Comparison, compare_curves, find_gap, find_leader, find_winner
+from fedveca.views.comparison_text import (
     explain_costs,
     explain_table,
-    find_gap,
-    find_leader,
-    find_main_target,
-    find_winner,
     format_cost,
     format_gap,
     format_reached,
     format_target,
     give_answer,
 )
-from fedveca.views.series import Which, group_curves
+from fedveca.views.series import AXES, Which, group_curves
+from fedveca.views.targets import Target, find_main_target
 
-COST_LABELS = {"rounds": "rounds", "steps": "local steps", "rows": "rows", "bytes": "MB", "seconds": "seconds"}
+COST_LABELS = AXES | {"rounds": "rounds", "bytes": "MB"} | {"clock": "simulated s", "joules": "joules"}
 
 
 class Column(NamedTuple):
@@ -92,6 +87,7 @@ def _list_columns(comparison: Comparison) -> list[Column]:
     columns.append(Column("local", "steps", [_show(row.steps, "steps") for row in c.rows]))
     rest = [(c.which, n) for n in c.names[1:]] + [(w, n) for w in c.models if w != c.which for n in c.names]
     columns += [_make_column(c, which, name) for which, name in rest]
+    columns.append(Column("gradient", "rows", [_show(row.gradient_rows, "rows") for row in c.rows]))
     columns.append(Column("", "seconds", [_show(row.seconds, "seconds") for row in c.rows]))
     if len({row.seeds for row in c.rows}) > 1 or c.rows[0].seeds > 1:
         columns.append(Column("", "seeds", [Text(str(row.seeds)) for row in c.rows]))
@@ -125,7 +121,8 @@ def _show_values(comparison: Comparison, which: Which, name: str) -> list[Text]:
 def _list_costs(comparison: Comparison, targets: Sequence[Target]) -> list[Column]:
     """Rounds until every target; all other costs until the main one, whose rounds are the last to go."""
     columns, main = [], find_main_target(targets)
-    asked = [(target, "rounds") for target in targets] + [(main, axis) for axis in COST_LABELS if axis != "rounds"]
+    asked = [(target, "rounds") for target in targets]
+    asked += [(main, axis) for axis in COST_LABELS if axis != "rounds" and axis in main.costs[0]]
     for rank, (target, axis) in enumerate(asked, 1):
         cells = [Text(format_reached(axis, costs[axis])) for costs in target.costs]
         heading = format_target(comparison.metric, target.value)

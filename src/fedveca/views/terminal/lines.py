@@ -68,7 +68,7 @@ def describe_round(
     """A round in one line of at most `width` characters; what matters less is left out where it does not fit."""
     metric, tau = find_metric([record]), record["tau"]
     value, loss = get_number(record, metric), get_number(record, "test_loss")
-    parts = [(0, name_run(e, keys)), (0, f"round {record['round'] + 1}/{e.rounds}")]
+    parts = [(0, name_run(e, keys)), (0, f"round {record['round'] + 1}{'' if e.budget else f'/{e.rounds}'}")]
     if value is not None and loss is not None:
         parts.append((1, f"{short_label(metric)} {format_value(metric, value)}"))
         parts.append((3, f"loss {format_value('test_loss', loss)}"))
@@ -109,7 +109,8 @@ def describe_end(run: Run, width: int = 10**6, before: str = "", keys: Sequence[
 def describe_start(e: Experiment, device: str, width: int = 10**6, folder: Path | None = None) -> list[str]:
     """What runs and where, in lines of at most `width` characters where words allow."""
     probe = [f"probe {count_probe_rows(e)}"] if e.probe == "auto" else []
-    settings = [f"{e.rounds} rounds", f"batch {e.batch}", *probe, f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}"]
+    rounds = f"at most {e.rounds} rounds, budget {e.budget}" if e.budget else f"{e.rounds} rounds"
+    settings = [rounds, f"batch {e.batch}", *probe, f"lr {e.lr:g}", f"seed {e.seed}", f"on {device}"]
     if e.epochs:
         settings.insert(2, _describe_epochs(e, folder))
     return fill_lines([*describe_task(e).split(", "), *settings], width)

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from fedveca.errors import UserError, find_near, quoted
 from fedveca.runs.catalog import describe_values, load_catalog
-from fedveca.runs.experiment import FIELDS, TYPES, choices, describe_default, preset, range_of
+from fedveca.runs.experiment import describe_default, preset
 from fedveca.runs.presets import presets
+from fedveca.runs.setting_checks import FIELDS, TYPES, choices, range_of
 from fedveca.runs.setting_fields import TaskDefault
 
 WIDE_TERMINAL = 100  # columns from which allowed values have a column of their own
@@ -189,6 +190,7 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "augment": "crop:4,flip",
     "epochs": "2",
     "faults": "drop:0.1",
+    "budget": "rows:200000",
     "data_dir": "DIR",
     "ray_address": "auto",
     "dropout": "0.1",
@@ -211,6 +213,13 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "lr_final": "0.1 lr_schedule=cosine",
     "lr_every": "20 lr_schedule=step",
     "lr_decay": "0.5 lr_schedule=step",
+    "devices": "phones",
+    "schedule": "deadline deadline=2 devices=phones",
+    "deadline": "2 schedule=deadline devices=phones",
+    "late": "cut schedule=deadline deadline=2 devices=phones",
+    "buffer": "2 schedule=buffered keep=last devices=phones",
+    "staleness": "1.0 schedule=buffered keep=last devices=phones",
+    "over_selection": "0.3 participation=0.5 devices=phones",
     "method_options": "by_rows=off method=corrected",
     "server_optimizer": "momentum",
     "server_lr": "0.5",

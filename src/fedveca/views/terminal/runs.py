@@ -13,14 +13,21 @@ from rich.text import Text
 
 from fedveca.errors import count_noun
 from fedveca.runs.early_stopping import describe_ending
-from fedveca.runs.experiment import FIELDS, Experiment
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import describe_quantity, format_value, get_number, is_number, short_label
+from fedveca.runs.schema import SCHEMA, describe_quantity, format_value, get_number, is_number, short_label
+from fedveca.runs.setting_checks import FIELDS
+from fedveca.runs.theory import count_conditions
 from fedveca.views.board.index import Row
 from fedveca.views.clients import list_client_metrics, name_statistic
 from fedveca.views.series import get_closing_values, read_partition, sum_costs
-from fedveca.views.terminal.tables import make_client_table, make_model_table
+from fedveca.views.terminal.tables import (
+    describe_simulated_time,
+    describe_work,
+    make_client_table,
+    make_model_table,
+)
 
 TAIL = 5  # rounds that are shown of a run
 SHORTEST_NAME = 28  # columns of a run's name before other columns give way
@@ -92,9 +99,9 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         if clients := make_client_table(run):
             console.print()
             console.print(clients)
-        s = run.summary
-        steps, rounds = count_noun(s["tau_all"], "local step"), count_noun(len(run.rounds), "round")
-        console.print(f"{steps} in {rounds}, {sum_costs(run)['seconds'][-1] if run.rounds else 0:.1f} s")
+        console.print(f"{describe_work(run)}, {sum_costs(run)['seconds'][-1] if run.rounds else 0:.1f} s")
+        if simulated := describe_simulated_time(run):
+            console.print(Text(simulated))
         if run.ended:
             console.print(Text(describe_ending(run.experiment, run.ended, len(run.rounds))))
     if part := read_partition(run, clients=200):
@@ -104,6 +111,12 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         said = f"{count_noun(part['all'], 'client')}; rows per client: {_format_range(sizes)}"
         said += f" (median {median(sizes):.0f})" if min(sizes) < max(sizes) else ""
         console.print(f"{said}; labels per client: {_format_range(labels)}")
+    if conditions := count_conditions(run.rounds):
+        _show_heading(console, "theory", "rounds in which the conditions of the paper's theorems were met")
+        rows = []
+        for name, ((title, sign, bound), met, known) in conditions.items():
+            rows.append((title, f"{SCHEMA[name].symbol} {sign} {bound:g}", f"{met} of {known}"))
+        console.print(_make_columns(("condition", "asks for", "held in"), rows))
     if run.rounds:
         _show_heading(console, f"last {count_noun(min(TAIL, len(run.rounds)), 'round')} of {len(run.rounds)}")
         console.print(_make_tail(run))
@@ -153,7 +166,7 @@ def list_results(first: Run, second: Run) -> dict[str, tuple[float | None, float
         for name in (*ranked, *worst):
             found[f"{which} {name}"] = (get_number(ends[0][which], name), get_number(ends[1][which], name))
     costs = [sum_costs(run) for run in (first, second)]
-    for axis in ("rounds", "steps", "seconds"):
+    for axis in ("rounds", "steps", "rows", "seconds"):
         a, b = ((cost[axis] or [0])[-1] for cost in costs)
         found[axis] = (a, b)
     return found

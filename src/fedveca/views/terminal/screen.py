@@ -40,7 +40,12 @@ from fedveca.views.terminal.lines import (
     name_device,
     name_run,
 )
-from fedveca.views.terminal.tables import make_client_table, make_model_table
+from fedveca.views.terminal.tables import (
+    describe_simulated_time,
+    describe_work,
+    make_client_table,
+    make_model_table,
+)
 
 LOGGER = logging.getLogger("fedveca")
 BAR, NARROW = 20, 90  # columns of a bar, and of the narrowest terminal that gets one
@@ -60,10 +65,15 @@ class _Row:
 
     def __rich_console__(self, console: Console, options: object) -> list[Table]:
         e, k = self.experiment, self.record["round"] + 1 if self.record else 0
-        bar = [ProgressBar(total=e.rounds, completed=k, width=BAR)] if console.width >= NARROW else []
+        bar = (
+            [ProgressBar(total=None if e.budget else e.rounds, completed=k, width=BAR)]
+            if console.width >= NARROW
+            else []
+        )
         text, width = f"{name_run(e, self.keys)}  starting", console.width - (BAR + 1 if bar else 0)
         if self.record:
-            text = describe_round(e, self.record, self.pace.left(e.rounds - k), width, self.keys)
+            left = None if e.budget else self.pace.left(e.rounds - k)
+            text = describe_round(e, self.record, left, width, self.keys)
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_row(*bar, Text(text, no_wrap=True, overflow="ellipsis"))
         return [line]
@@ -144,6 +154,13 @@ class Screen(ComparisonObserver):
         self._stop_progress()
         if not self.quiet:
             self.out.print(result, markup=False, soft_wrap=not isinstance(result, Table))
+
+    def print_names(self, label: str, names: list[str], note: str) -> None:
+        """A result's names with commas between them; a line of a terminal ends between two of them."""
+        *others, last = names
+        parts = [*others, f"{last} {note}"]
+        width = self.out.width if self.out.is_terminal else 10**6
+        self.print("\n".join(fill_lines([f"{label}: {parts[0]}", *parts[1:]], width)))
 
     def print_path(self, label: str, path: Path) -> None:
         """A result's file or folder on a line of its own; terminals that can make it a link do."""
@@ -242,9 +259,10 @@ class Screen(ComparisonObserver):
                 self.warn(f"{name_run(e)}: round {k}: left out, not finite: client {clients}{more}")
         if self.quiet or self.error.is_terminal:
             return
-        tenth = k % max(1, e.rounds // 10) == 0 or k == e.rounds
+        tenth = k % (10 if e.budget else max(1, e.rounds // 10)) == 0 or k == e.rounds
         if time.monotonic() - self._spoke > SILENCE if self._total else tenth:
-            self._say(describe_round(e, record, row.pace.left(e.rounds - k), keys=row.keys))
+            left = None if e.budget else row.pace.left(e.rounds - k)
+            self._say(describe_round(e, record, left, keys=row.keys))
 
     def end(self, run: Run) -> None:
         """A run is over; those of a comparison leave a line."""
@@ -277,7 +295,9 @@ class Screen(ComparisonObserver):
         if clients := make_client_table(run):
             self.print("")
             self.print(clients)
-        self.print(f"{s['tau_all']} local steps in {count_noun(s['rounds'], 'round')}, {s['seconds']:.1f} s")
+        self.print(f"{describe_work(run)}, {s['seconds']:.1f} s")
+        if simulated := describe_simulated_time(run):
+            self.print(simulated)
         if "epsilon" in s:
             delta = run.experiment.dp_delta
             self.print(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {delta:g}, a client as the unit")

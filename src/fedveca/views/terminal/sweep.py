@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from fedveca.runs.sweep import SweepContent
-from fedveca.views.comparison import name_quantity
+from fedveca.runs.sweep_file import SweepContent
+from fedveca.views.comparison_text import name_quantity
 from fedveca.views.sweep import explain_sweep, list_chosen
 
 NARROW_TABLE = 72  # columns of a terminal that has no room for how many were tried
@@ -31,7 +31,8 @@ def make_sweep_table(content: SweepContent, name: str, width: int = 80) -> Table
         table.add_row(*map(Text, cells))
     page = Table.grid()
     page.add_column(overflow="fold")
-    page.add_row(Text(f"{name}: settings chosen on validation rows", style="italic"))
+    rows = "validation rows" if content["val"] else "the training loss"
+    page.add_row(Text(f"{name}: settings chosen on {rows}", style="italic"))
     page.add_row(table)
     page.add_row("")
     page.add_row(Text(" ".join(explain_sweep(content)), style="dim"))

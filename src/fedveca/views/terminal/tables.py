@@ -60,3 +60,18 @@ def make_partition_table(counts: Tensor) -> Table:
     for i, row in enumerate(counts.tolist()):
         table.add_row(str(i), *(str(c) if c else "·" for c in row[:labels]), str(sum(row)))
     return table
+
+
+def describe_work(run: Run) -> str:
+    """What a finished run computed: its local steps, its rounds and its gradient rows, where it recorded them."""
+    s = run.summary
+    rows = f", {s['rows']:,} gradient rows" if "rows" in s else ""
+    return f"{count_noun(s['tau_all'], 'local step')} in {count_noun(len(run.rounds), 'round')}{rows}"
+
+
+def describe_simulated_time(run: Run) -> str:
+    """What a run took on simulated devices; "" where it has none."""
+    clock, joules = get_number(run.summary, "clock"), get_number(run.summary, "joules")
+    if clock is None:
+        return ""
+    return f"on {run.experiment.devices}: {clock:,.1f} simulated s" + ("" if joules is None else f", {joules:,.4g} J")

@@ -1,4 +1,4 @@
-// The board: asks for the list once a second while something runs, and for charts when the chosen runs grew.
+// The board: asks for the list once per second while something runs, and for charts when the chosen runs grew.
 
 import { ask, byId, copier, make } from "./dom.js";
 import { Charts, drawNotes, reportAddress } from "./charts.js";

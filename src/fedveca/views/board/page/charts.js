@@ -1,7 +1,7 @@
 // Curves and heat maps of the chosen runs, or of groups of them with mean and band.
 
 import { address, ask, byId, copier, make, saveAnswer, split } from "./dom.js";
-import { addQuantities, AXES, brief, count, escapeTags, formatLabel, formatNote, formatValue, isShare } from "./format.js";
+import { addQuantities, AXES, boundOf, brief, count, escapeTags, formatLabel, formatNote, formatValue, isShare } from "./format.js";
 import { labelLine, plotlyDash, WIDTH } from "./look.js";
 import { Figures, layOut, plotly, toFileName } from "./plot.js";
 import { view, writeView } from "./view.js";
@@ -97,6 +97,10 @@ export class Charts {
     Object.assign(this, { data, cells, clients, lines, heatName: heat, spreadName: spread });
     const runs = Object.values(data.runs);
     runs.forEach((run) => addQuantities(run.custom));
+    for (const option of byId("axis").querySelectorAll("[value=clock], [value=joules]")) { // of runs on simulated devices
+      option.hidden = option.disabled = !runs.length || !runs.every((run) => run.names.includes(option.value));
+      if (option.disabled && runs.length && view.axis === option.value) { view.axis = "round"; return this.zoom(null); }
+    }
     const lists = [...new Set(runs.flatMap((run) => run.lists))];
     this.offer([...new Set(runs.flatMap((run) => run.names))]);
     const ofClients = lists.filter(isOfClients);
@@ -215,7 +219,8 @@ export class Charts {
       xaxis: { title: { text: AXES[view.axis], standoff: 6 }, unifiedhovertitle: { text: `${AXES[view.axis]} %{x:${{ round: ".0f", steps: ".0f" }[view.axis] ?? ".4s"}}` }, showspikes: false, ...this.range() },
       yaxis: { type: log ? "log" : "linear", tickformat: isShare(name) ? ".0%" : "" },
     });
-    if (name === "premise") layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: layout.font.color, width: 1, dash: "dot" } }];
+    const bound = boundOf(name);
+    if (bound !== null) layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: bound, y1: bound, line: { color: layout.font.color, width: 1, dash: "dot" } }];
     const more = texts.length > MOST_IN_HOVER ? `; and ${texts.length - MOST_IN_HOVER} more` : "";
     return [traces, layout, `${formatLabel(name)} by ${AXES[view.axis]}. ${texts.slice(0, MOST_IN_HOVER).join("; ")}${more}`];
   }

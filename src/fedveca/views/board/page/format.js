@@ -2,7 +2,7 @@
 
 import { ask, make } from "./dom.js";
 
-export const AXES = { round: "round", steps: "local steps", bytes: "bytes sent", seconds: "seconds" };
+export const AXES = { round: "round", steps: "local steps", rows: "gradient rows", bytes: "bytes sent", seconds: "seconds", clock: "simulated seconds", joules: "joules" };
 const TOTALS = {
   total_steps: { label: "Local steps in total" }, total_seconds: { label: "Seconds in total" }, kept_round: { label: "Round of the kept model" },
 };
@@ -12,6 +12,7 @@ export const addQuantities = (described) => Object.entries(described).forEach(([
 export async function loadSchema() { if (!quantities.size) addQuantities(await ask("schema")); }
 
 const describe = (name) => quantities.get(name) ?? { label: name.replaceAll("_", " "), symbol: "", formula: "", unit: "", ...TOTALS[name] };
+export const boundOf = (name) => describe(name).condition?.[2] ?? null; // what the paper's theory asks for: a title, a sign and a bound
 export const isShare = (name) => describe(name).unit === "share";
 
 export function formatLabel(name) {

@@ -105,11 +105,12 @@
   // Every point of every curve, one line each.
   function listCurves(section) {
     const cell = (v) => (typeof v === "string" ? `"${(/^[=+\-@\t\r]/.test(v) ? "'" : "") + v.replace(/"/g, '""')}"` : v);
-    const lines = [["curve", "quantity", "round", "local_steps", "bytes", "seconds", "mean", "std", "seeds"].join(",")];
+    const axes = Object.keys(section.axes), heading = { rounds: "round", steps: "local_steps", rows: "gradient_rows", clock: "simulated_seconds" };
+    const lines = [["curve", "quantity", ...axes.map((axis) => heading[axis] ?? axis), "mean", "std", "seeds"].join(",")];
     for (const curve of section.curves) {
       for (const [name, band] of Object.entries(curve.metrics)) {
         band.mean.forEach((mean, k) => {
-          const x = ["rounds", "steps", "bytes", "seconds"].map((axis) => band.x[axis][k]);
+          const x = axes.map((axis) => band.x[axis][k]);
           lines.push([curve.label, name, ...x, mean, band.std[k], band.seeds[k]].map(cell).join(","));
         });
       }

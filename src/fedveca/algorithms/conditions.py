@@ -1,0 +1,39 @@
+"""How far a round is from the conditions of the paper's theorems; they decide nothing and are recorded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.contract import Named
+
+
+def measure_conditions(
+    A: Tensor, L: Tensor, tau: Tensor, p: Tensor, d: Tensor, grad: Tensor, *, alpha: float, lr: float
+) -> Named:
+    """The three numbers that the theory bounds in a round; NaN where one is not known.
+
+    Args:
+        A: [n] A_(k,i), NaN for a client that took one step, whose A is not known and vanishes from (14).
+        L: [] as it is recorded: 0 while it is not known.
+        tau: [n] tau_(k,i).
+        p: [n] the clients' weights.
+        d: [P] d_k, the mean of the clients' normalised directions.
+        grad: [P] grad F(w_k).
+        alpha: Of (16).
+        lr: eta.
+
+    Returns:
+        `condition_alpha` = alpha min A / (2 L), below 1 by Theorem 2; `condition_step`, the bracket of Theorem 1, with
+        which F falls where it is below 0; `condition_drift` = |d_k| / |grad F(w_k)|, at most 1 by Assumption 2.
+    """
+    A, L = A.double().cpu(), torch.where(L > 0, L.double().cpu(), torch.nan)
+    known = A[~torch.isnan(A)]
+    lowest = known.min() if len(known) else torch.tensor(torch.nan, dtype=torch.float64)
+    tau, A = tau.double().cpu(), torch.where(torch.isnan(A), 0.0, A)
+    bracket = lr / 4 * (p.double().cpu() @ (2 * L * tau + (tau - 1) * A)) - 1  # (14): tau (2 L + A) - A
+    return {
+        "condition_alpha": alpha * lowest / (2 * L),  # Theorem 2
+        "condition_step": bracket,
+        "condition_drift": (d.norm() / grad.norm()).double().cpu(),  # Assumption 2
+    }

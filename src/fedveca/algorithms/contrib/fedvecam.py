@@ -1,0 +1,97 @@
+"""FedVecaM: FedVeca's shares of the local steps, SCAFFOLD's correction, and a server with momentum.
+
+Beyond the paper. Clients start at v = w_k + lookahead m_k, where the server's momentum is about to take the model, and
+step along g - c_i + c. FedVeca's A says how the round's local steps are shared; their total is what the settings give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedveca.algorithms.conditions import measure_conditions
+from fedveca.algorithms.contract import Named, Order, Report
+from fedveca.algorithms.contrib.corrected import CorrectedSteps, average_c, average_log_A
+from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, TAU_MIN, control
+from fedveca.algorithms.estimates import estimate_A, estimate_delta, estimate_smoothness
+from fedveca.algorithms.hyper import hyper
+from fedveca.algorithms.registry import method
+
+
+class FedVecaMState(NamedTuple):
+    w: Tensor  # [P] w_k
+    tau: Tensor  # [N] tau_(k,i)
+    k: Tensor  # [] int64: rounds done
+    m: Tensor  # [P] the server's momentum, w_k - w_(k-1)
+    v_last: Tensor  # [P] where the clients of the last round started
+    grad_last: Tensor  # [P] grad F(v_(k-1))
+    L: Tensor  # [] float64: as FedVeca's, between the v_k
+    c: Tensor  # [P] mean of c_i over the clients ever seen, by their rows
+    share: Tensor  # [N] float64: D_i / D of the clients ever seen, 0 for the others
+    log_A: Tensor  # [N] float64: log A_i averaged over rounds, nan while unknown
+    mean_tau: Tensor  # [] float64: local steps per client and round, over which A decides only the shares
+
+
+@method("fedvecam", title="FedVecaM", colour="#00798C", dash="-")
+@dataclass(frozen=True)
+class FedVecaM(CorrectedSteps[FedVecaMState]):
+    """Corrected steps from where the server's momentum leads, shared among the clients by A."""
+
+    lr: float
+    alpha: float = ALPHA()
+    tau_max: int = TAU_MAX()
+    smooth: float = hyper(0.5, "share of the former rounds in A", low=0, high=0.99)
+    distrust: float = DISTRUST()
+    lookahead: float = hyper(0.8, "share of the server's last move that the next one continues", low=0, high=0.99)
+    adapts: ClassVar[bool] = True
+    guarded: ClassVar[bool] = True
+
+    def init(self, w: Tensor, tau: Tensor) -> FedVecaMState:
+        zero, none = torch.zeros_like(w), torch.zeros(len(tau), dtype=torch.float64)
+        k, L = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+        unknown, mean_tau = torch.full_like(none, torch.nan), tau.double().mean()
+        return FedVecaMState(w, tau, k, zero, w, zero, L, zero, none, unknown, mean_tau)
+
+    def order(self, state: FedVecaMState) -> Order:
+        return Order(state.w + self.lookahead * state.m, {"c": state.c})
+
+    def update(self, state: FedVecaMState, ids: Tensor, p: Tensor, report: Report) -> tuple[FedVecaMState, Named]:
+        v, grad = self.order(state).w, report.mean["grad"]
+        tau_k = float(p @ report.each["tau"])
+        m = self.lookahead * state.m - self.lr * tau_k * report.mean["G"]
+        c, share = average_c(state.c, state.share, ids, p, report)
+        tau, log_A, seen = state.tau, state.log_A, Named()
+        if state.k > 0:
+            beta, spread = report.each["beta"].double(), report.each["spread"].double()
+            delta = estimate_delta(spread, state.grad_last)
+            took = torch.minimum(state.tau[ids], report.each["tau"])  # fewer where a client was cut short
+            log_A = average_log_A(log_A, ids, estimate_A(beta, delta, took, self.lr), self.smooth)
+            A = torch.exp(log_A[ids])
+            tau = tau.clone()
+            steps = share_steps(control(A, self.alpha, self.tau_max, self.distrust), p, float(state.mean_tau))
+            tau[ids] = steps.clamp(TAU_MIN, max(self.tau_max, TAU_MIN))
+            seen = {"beta": beta, "delta": delta, "A": A, "L": state.L, "premise": self.lr * tau_k * state.L}
+            tau_i, d = report.each["tau"], report.mean["G"]
+            seen |= measure_conditions(A, state.L, tau_i, p, d, grad, alpha=self.alpha, lr=self.lr)
+        L = estimate_smoothness(state.k, v, state.v_last, grad, state.grad_last, state.L)
+        after = FedVecaMState(state.w + m, tau, state.k + 1, m, v, grad, L, c, share, log_A, state.mean_tau)
+        return after, seen
+
+    def shorten(self, before: FedVecaMState, after: FedVecaMState, scale: float) -> FedVecaMState:
+        return super().shorten(before, after, scale)._replace(m=scale * after.m)  # w_(k+1) - w_k stays m_(k+1)
+
+
+def share_steps(steps: Tensor, p: Tensor, mean_tau: float) -> Tensor:
+    """[n] the local steps of the round's clients: in proportion to `steps` and to their rows, mean_tau on average.
+
+    Examples:
+        >>> share_steps(torch.tensor([20, 2]), torch.tensor([0.5, 0.5]), 11.0)
+        tensor([20,  2])
+        >>> share_steps(torch.tensor([20, 2]), torch.tensor([0.2, 0.8]), 10.0)
+        tensor([14,  6])
+    """
+    parts = steps.double() * p.double()
+    return (parts * (len(p) * mean_tau / parts.sum())).round().long()

@@ -1,0 +1,135 @@
+"""FedVecaM: the total of the local steps, where the clients start, and what the server's momentum is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedveca.algorithms import Corrected, FedVecaM, Report
+from fedveca.algorithms.contrib.fedvecam import FedVecaMState, share_steps
+
+P = torch.tensor([0.25, 0.75], dtype=torch.float64)
+CLIENTS = st.lists(st.tuples(st.integers(2, 50), st.integers(1, 10**5)), min_size=1, max_size=40)  # steps and rows
+
+
+def share(clients: list[tuple[int, int]], mean_tau: float) -> tuple[Tensor, Tensor]:
+    """The shares, and steps times rows, to which they are proportional."""
+    steps, rows = (torch.tensor(numbers) for numbers in zip(*clients, strict=True))
+    return share_steps(steps, rows.double() / rows.sum(), mean_tau), steps.double() * rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(CLIENTS, st.floats(2, 100))
+def test_the_total_of_the_local_steps_is_the_same_in_every_round(
+    clients: list[tuple[int, int]], mean_tau: float
+) -> None:
+    tau, _ = share(clients, mean_tau)
+    assert abs(int(tau.sum()) - len(clients) * mean_tau) <= len(clients) / 2 + 1e-6  # each is rounded by itself
+
+
+@settings(max_examples=60, deadline=None)
+@given(CLIENTS, st.floats(2, 100))
+def test_a_clients_share_is_in_proportion_to_its_steps_and_rows(
+    clients: list[tuple[int, int]], mean_tau: float
+) -> None:
+    tau, parts = share(clients, mean_tau)
+    wanted = parts / parts.sum() * len(clients) * mean_tau
+    assert float((tau - wanted).abs().max()) <= 0.5 + 1e-6
+    order = parts.argsort()
+    assert bool((tau[order].diff() >= 0).all())
+
+
+def test_shares_depend_on_the_ratios_of_steps_and_rows_alone() -> None:
+    steps, p = torch.tensor([20, 2, 6]), torch.tensor([0.5, 0.2, 0.3])
+    assert share_steps(steps, p, 11.0).tolist() == share_steps(7 * steps, p, 11.0).tolist() == [27, 1, 5]
+    assert share_steps(steps, torch.tensor([1.0, 0.0, 0.0]), 4.0).tolist() == [12, 0, 0]
+
+
+def report(G: list[float], tau: list[int], beta: list[float], spread: list[float], grad: float = 1.0) -> Report:
+    each = {"tau": tau, "beta": beta, "spread": spread}
+    mean = {"G": torch.tensor(G), "grad": torch.tensor([grad, 0.0])}
+    return Report(mean, {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()}, 1.0)
+
+
+def follow(a: FedVecaM, tau: list[int], *reports: Report) -> list[FedVecaMState]:
+    states = [a.init(torch.tensor([1.0, 2.0]), torch.tensor(tau))]
+    for one in reports:
+        states.append(a.update(states[-1], torch.arange(2), P, one)[0])
+    return states
+
+
+def test_two_rounds_by_hand() -> None:
+    """tau_k is 0.25 * 2 + 0.75 * 6 = 5, so a round's own move is -0.1 * 5 G; half of it is continued in the next."""
+    a = FedVecaM(0.1, lookahead=0.5)
+    one = report([2.0, 0.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
+    start, first, second = follow(a, [2, 6], one, one)
+    assert a.order(start).w.tolist() == [1, 2]  # without a momentum yet, the model itself
+    assert (first.w.tolist(), first.m.tolist()) == ([0, 2], [-1, 0])
+    assert a.order(first).w.tolist() == [-0.5, 2]  # ahead of w by half of the last move
+    assert (second.m.tolist(), second.w.tolist()) == ([-1.5, 0], [-1.5, 2])
+    assert second.v_last.tolist() == [-0.5, 2]
+    assert first.tau.tolist() == [2, 6]  # of the first round nothing is known that A could be made of
+    # A is 1 : 4, so (16) gives 20 and 2 steps; by rows 5 : 1.5 of the 8 steps that the settings gave
+    assert second.tau.tolist() == [6, 2]
+    assert [float(state.mean_tau) for state in (start, first, second)] == [4, 4, 4]
+
+
+def test_what_is_recorded_is_measured_at_the_points_from_which_clients_start() -> None:
+    """The gradients are 1 at v_0 = (1, 2) and 3 at v_1 = (-0.5, 2): L_1 is 2 / 1.5, above L_0 = 1 / |v_0|."""
+    a, (sent, then) = (
+        FedVecaM(0.1, lookahead=0.5),
+        (report([2.0, 0.0], [2, 6], [1.0, 2.0], [4.0, 4.0], g) for g in (1, 3)),
+    )
+    _, first, second = follow(a, [2, 6], sent, then)
+    assert float(first.L) == pytest.approx(5**-0.5)
+    assert float(second.L) == pytest.approx(2 / 1.5)
+    seen = a.update(first, torch.arange(2), P, then)[1]
+    assert seen["delta"].tolist() == [4, 4]  # over the square of the gradient of the round before
+    assert seen["A"].tolist() == pytest.approx([0.4, 1.6])
+    assert float(seen["premise"]) == pytest.approx(0.1 * 5 * 5**-0.5)
+    assert not a.update(a.init(torch.ones(2), torch.tensor([2, 6])), torch.arange(2), P, sent)[1]
+    third = a.update(second, torch.arange(2), P, report([2.0, 0.0], [6, 2], [4.0, 2.0], [4.0, 4.0], 3))[1]["A"]
+    assert float(third[1] / third[0]) == pytest.approx((4 * 0.25) ** 0.5)  # half of the former round's ratio
+
+
+def test_the_steps_stay_within_their_bounds() -> None:
+    one = report([2.0, 0.0], [30, 30], [1.0, 9.0], [1.0, 1.0])
+    assert follow(FedVecaM(0.1, tau_max=40), [30, 30], one, one)[-1].tau.tolist() == [40, 14]
+    few = report([2.0, 0.0], [2, 2], [1.0, 9.0], [1.0, 1.0])
+    assert follow(FedVecaM(0.1), [2, 2], few, few)[-1].tau.tolist() == [3, 2]
+
+
+def test_a_client_that_was_cut_short_is_unknown_and_takes_the_fewest_steps() -> None:
+    """A of a single step is not known: it decides nothing."""
+    one = report([2.0, 0.0], [10, 1], [1.0, 0.0], [1.0, 0.0])
+    assert follow(FedVecaM(0.1), [10, 10], one, one)[-1].tau.tolist() == [15, 5]  # 20 * 0.25 : 2 * 0.75
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.125])
+def test_after_a_shorter_step_the_momentum_is_still_the_servers_last_move(scale: float) -> None:
+    a = FedVecaM(0.1)
+    one = report([2.0, -1.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
+    _, before, after = follow(a, [2, 6], one, one)
+    short = a.shorten(before, after, scale)
+    assert torch.allclose(short.w - before.w, scale * (after.w - before.w))
+    assert torch.allclose(short.m, short.w - before.w)
+    assert not short.m.equal(after.m)
+    others = set(FedVecaMState._fields) - {"w", "m"}
+    assert all(getattr(short, name).equal(getattr(after, name)) for name in others)
+
+
+def test_without_lookahead_only_the_total_of_the_steps_differs_from_corrected() -> None:
+    a, corrected = FedVecaM(0.1, lookahead=0), Corrected(0.1, probe_steps=0)
+    one = report([2.0, -1.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
+    states = follow(a, [2, 6], one, one)
+    rival = corrected.init(torch.tensor([1.0, 2.0]), torch.tensor([2, 6]))
+    for state in states[1:]:
+        rival, _ = corrected.update(rival, torch.arange(2), P, one)
+        assert torch.allclose(state.w, rival.w)
+        assert a.order(state).w.equal(state.w)
+        assert torch.allclose(state.c, rival.c)
+        assert torch.allclose(state.log_A, rival.log_A, equal_nan=True)
+    assert (states[-1].tau.tolist(), rival.tau.tolist()) == ([6, 2], [10, 3])
