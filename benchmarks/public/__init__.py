@@ -1,0 +1,1 @@
+"""The speed benchmarks that other frameworks publish, with their settings."""
