@@ -135,6 +135,9 @@ def _main() -> None:
         keep_running(os.getppid())
     os.umask(0o077)
     use_socket(Path(os.environ[API_FOLDER]))
+    from fedveca.deploy.pace import set_pace  # it needs this module
+
+    set_pace(name, Path(os.environ[API_FOLDER]))
     if name == "flwr-clientapp":
         from fedveca.deploy.pin import enforce_pin
 
