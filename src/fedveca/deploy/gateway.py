@@ -33,8 +33,8 @@ from fedveca.deploy.http_pieces import (
     IDLE_SECONDS,
     REQUEST_SECONDS,
     forward_answer,
-    read_answer,
     read_event,
+    read_head,
     write,
 )
 from fedveca.deploy.long_poll import ASK_SECONDS, ASKING, HOLD_SECONDS, WakeSignal
@@ -48,7 +48,7 @@ PULL_BYTES = 4 * 1024  # of such a question; a longer one is not held
 BODY_BYTES = 64 * 1024 * 1024  # Flower sends arrays in pieces of 5 MB
 HEAD_SECONDS = 15.0  # for the TLS handshake, and for a request's head
 LINGER_SECONDS = 2.0  # for a rejected client to read why
-CONNECTIONS = 1024
+CONNECTIONS = 4096  # a node has one for its question, which may be held, and sometimes a second one
 UNSIGNED_CONNECTIONS = 128  # those that have not sent a signed request yet
 LOG_LINES = 60  # per minute
 UNSIGNED_STATUS = 400  # at 401 or 403 a SuperNode would end silently, or say that its run has ended
@@ -122,8 +122,7 @@ class Gateway:
     async def serve(self, listener: socket.socket) -> None:
         """Accepts connections until it is cancelled."""
         listener.setblocking(False)
-        if self.hold:
-            await self.news.listen(self.api)
+        words = await self.news.listen(self.api) if self.hold else None
         try:
             while True:
                 try:
@@ -141,6 +140,8 @@ class Gateway:
                     self.unsigned.pop(oldest)
                     oldest.cancel()
         finally:
+            if words is not None:
+                words.close()
             for task in list(self.open):
                 task.cancel()
             await asyncio.gather(*self.open, return_exceptions=True)
@@ -242,7 +243,7 @@ class Gateway:
             if not isinstance(event, h11.EndOfMessage):
                 raise EOFError
             await write(up, upstream.send(h11.EndOfMessage()))
-            head, event = await read_answer(upstream, up_reader)
+            head, event = await read_head(upstream, up_reader)
             await forward_answer(head, event, upstream, up_reader, connection, writer)
 
     async def _hold(
@@ -273,7 +274,7 @@ class Gateway:
                     question = h11.Request(method=b"POST", target=request.target, headers=headers)
                     for piece in (question, h11.Data(data=body), h11.EndOfMessage()):
                         inner[1].write(upstream.send(piece) or b"")
-                    head, first = await read_answer(upstream, inner[0])
+                    head, first = await read_head(upstream, inner[0])
                 if first or last or head.status_code != 200:
                     return await forward_answer(head, first, upstream, inner[0], connection, writer)
             await self.news.wait(seen, min(ASK_SECONDS, max(0.0, until - time.monotonic())), reader)

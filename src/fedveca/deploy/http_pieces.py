@@ -30,7 +30,7 @@ async def read_event(
     return event
 
 
-async def read_answer(upstream: h11.Connection, reader: asyncio.StreamReader) -> tuple[h11.Response, h11.Event | None]:
+async def read_head(upstream: h11.Connection, reader: asyncio.StreamReader) -> tuple[h11.Response, h11.Event | None]:
     """The head of the server's answer and the first piece of its body; None where it has no body."""
     head = await read_event(upstream, reader)
     while isinstance(head, h11.InformationalResponse):

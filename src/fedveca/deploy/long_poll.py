@@ -32,12 +32,15 @@ class WakeSignal(asyncio.DatagramProtocol):
         self.count = 0
         self._changed = asyncio.Event()
 
-    async def listen(self, folder: Path) -> None:
-        """Listens on the folder's socket from now on."""
+    async def listen(self, folder: Path) -> asyncio.BaseTransport:
+        """Listens on the folder's socket until the transport is closed."""
         path = find_socket(folder, WAKE_SOCKET)
         Path(path).unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(lambda: self, local_addr=path, family=socket.AF_UNIX)  # type: ignore[call-overload]
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.setblocking(False)
+        listener.bind(path)
+        return (await loop.create_datagram_endpoint(lambda: self, sock=listener))[0]
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         """One word, whatever it says: only the owner of the folder can send it."""

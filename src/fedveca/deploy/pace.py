@@ -23,18 +23,18 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-from fedveca.deploy.private_api import find_socket
 from fedveca.errors import UserError
 
 POLL = "FEDVECA_POLL"  # the setting, for the processes of a federation
 DEFAULT_POLL, SHORTEST_POLL, LONGEST_POLL = 0.05, 0.01, 0.5  # seconds
+NODE_FOLDER = "FEDVECA_NODE_DIR"  # names a node's folder, in all of its processes
 FLOWER_VERSION = "1.41."
 NODE_MODULE = "flwr.supernode.start_client_internal"
 EXEC_MODULE = "flwr.supercore.superexec.run_superexec"
 GRID_MODULE = "flwr.superlink.grid.http_grid"
 TASK_SOCKET = "task.sock"  # in a node's folder: the SuperExec listens here for the word that there is a task
 EXEC_SECONDS = 1.0  # how often it looks without that word: Flower's own default
-PATIENCE = 10  # a wait is this part of what was waited so far
+WAIT_DIVISOR = 10  # a wait is this part of what was waited so far
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +60,7 @@ def read_poll() -> float:
 
 def find_wait(poll: float, waited: float, longest: float) -> float:
     """The next wait: from `poll` on a tenth of what was waited so far, at most `longest`."""
-    return min(max(waited / PATIENCE, poll), max(longest, poll))
+    return min(max(waited / WAIT_DIVISOR, poll), max(longest, poll))
 
 
 class NodePace:
@@ -111,19 +111,19 @@ class ExecPace:
             self._bell.recv(16)
 
 
-def announce_task(folder: Path) -> None:
-    """Wakes the SuperExec of the node with this folder; nothing happens where none listens."""
+def announce_task(path: str) -> None:
+    """Wakes the SuperExec that listens on this socket; nothing happens where none does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
         sender.setblocking(False)
-        sender.sendto(b"task", find_socket(folder, TASK_SOCKET))
+        sender.sendto(b"task", path)
 
 
-def set_pace(program: str, folder: Path) -> bool:
+def set_pace(program: str, bell: str) -> bool:
     """Shortens the waits of one of Flower's programs, in the process that is about to run it.
 
     Args:
         program: the program's name.
-        folder: the folder of the node or of the server.
+        bell: the path of TASK_SOCKET in the folder of the node.
 
     Returns:
         Whether they were shortened; if not, Flower's own are in force, and the log says so unless poll=0 asks for it.
@@ -135,18 +135,21 @@ def set_pace(program: str, folder: Path) -> bool:
     try:
         if not version("flwr").startswith(FLOWER_VERSION):
             raise LookupError(f"flwr is {version('flwr')}, not {FLOWER_VERSION}x")
-        return change[program](poll, folder)
+        done = change[program](poll, bell)
     except (ImportError, AttributeError, LookupError, TypeError, OSError) as error:
         _log.warning("%s keeps Flower's own intervals: %s", program, error)
         return False
+    if done:
+        _log.info("%s looks for something new from every %g s on", program, poll)
+    return done
 
 
-def _pace_node(poll: float, folder: Path) -> bool:
+def _pace_node(poll: float, bell: str) -> bool:
     module = _find_module(NODE_MODULE, "_push_messages", ("time.sleep(3)", "time.sleep(0.5)"))
     pace, push = NodePace(poll), module._push_messages
 
     def push_messages(**options: object) -> object:
-        announce_task(folder)
+        announce_task(bell)
         pace.begin_wait()
         return push(**options)
 
@@ -154,18 +157,18 @@ def _pace_node(poll: float, folder: Path) -> bool:
     return True
 
 
-def _pace_exec(poll: float, folder: Path) -> bool:
-    if not (folder / "key").exists() and not os.environ.get("FEDVECA_NODE_DIR"):
+def _pace_exec(poll: float, bell: str) -> bool:
+    if NODE_FOLDER not in os.environ:
         return False  # the server's, which starts one task per run
     module = _find_module(EXEC_MODULE, "run_superexec", ("time.sleep(task_poll_interval)",))
-    bell, path = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), find_socket(folder, TASK_SOCKET)
-    Path(path).unlink(missing_ok=True)
-    bell.bind(path)
-    module.__dict__.update(time=ExecPace(bell))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    Path(bell).unlink(missing_ok=True)
+    listener.bind(bell)
+    module.__dict__.update(time=ExecPace(listener))
     return True
 
 
-def _pace_server(poll: float, folder: Path) -> bool:
+def _pace_server(poll: float, bell: str) -> bool:
     module = import_module(GRID_MODULE)
     pull = module.pull_objects
     if not {"initial_backoff", "backoff_cap", "max_tries_per_object"} <= set(inspect.signature(pull).parameters):
