@@ -31,6 +31,7 @@ def add(command: Command) -> None:
         "--out", type=parse_folder, metavar="DIR", help="folder to write (default: a new one under runs/)"
     )
     local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
+    _add_poll(local)
     add_quiet(local)
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
@@ -40,6 +41,7 @@ def add(command: Command) -> None:
     init.add_argument("--nodes", type=int, metavar="N", help="number of devices (default: the experiment's clients)")
     init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
+    _add_poll(init)
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin, parser=pinned)
@@ -47,6 +49,11 @@ def add(command: Command) -> None:
     pinned.add_argument(
         "nodes", type=parse_folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0"
     )
+
+
+def _add_poll(parser: argparse.ArgumentParser) -> None:
+    text = "shortest time between two looks for something new: 0.01 to 0.5, or 0 for Flower's intervals (default 0.05)"
+    parser.add_argument("--poll", type=float, default=0.05, metavar="SECONDS", help=text)
 
 
 def _local(args: argparse.Namespace) -> int:
@@ -73,7 +80,7 @@ def _local(args: argparse.Namespace) -> int:
         out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}-flower")
     with Screen(args.quiet) as screen:
         try:
-            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume))
+            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume), poll=args.poll)
         except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1
@@ -88,7 +95,7 @@ def _init(args: argparse.Namespace) -> int:
     require_flower()
     _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
-    write_deployment(args.folder, experiment, args.host, args.port)
+    write_deployment(args.folder, experiment, args.host, args.port, args.poll)
     print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")
     return 0
 

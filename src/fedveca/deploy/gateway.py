@@ -20,7 +20,8 @@ import socket
 import ssl
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import h11
@@ -28,18 +29,26 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedveca.deploy.http_pieces import (
+    IDLE_SECONDS,
+    REQUEST_SECONDS,
+    forward_answer,
+    read_event,
+    read_head,
+    write,
+)
+from fedveca.deploy.long_poll import ASK_SECONDS, ASKING, HOLD_SECONDS, WakeSignal
 from fedveca.deploy.private_api import find_socket
 
+_PULL = b"/v1/fleet/pull-messages"  # a node's question for messages; an answer without a body says that there are none
 _PATH = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _HEADERS = re.compile(rb"content-type|accept|accept-encoding|user-agent|traceparent|tracestate|flwr-[a-z-]+")
-_ANSWERS = re.compile(rb"content-type|content-encoding|retry-after|traceparent|flwr-[a-z-]+")
 HEAD_BYTES = 16 * 1024
+PULL_BYTES = 4 * 1024  # of such a question; a longer one is not held
 BODY_BYTES = 64 * 1024 * 1024  # Flower sends arrays in pieces of 5 MB
 HEAD_SECONDS = 15.0  # for the TLS handshake, and for a request's head
-IDLE_SECONDS = 30.0  # between two pieces of a body, and between two requests of a node
-REQUEST_SECONDS = 600.0
 LINGER_SECONDS = 2.0  # for a rejected client to read why
-CONNECTIONS = 1024
+CONNECTIONS = 4096  # a node has one for its question, which may be held, and sometimes a second one
 UNSIGNED_CONNECTIONS = 128  # those that have not sent a signed request yet
 LOG_LINES = 60  # per minute
 UNSIGNED_STATUS = 400  # at 401 or 403 a SuperNode would end silently, or say that its run has ended
@@ -96,10 +105,12 @@ class Gateway:
         keys: the folder with the nodes' public keys, `*.pub` in OpenSSH's form.
         api: the folder of the SuperLink's `api.sock`.
         tls: the folder with `server.pem`, `server.key`, and the `ca.pem` that the SuperLink's certificate is signed by.
+        hold: for how many seconds a node's question for messages is held while there are none.
     """
 
-    def __init__(self, keys: Path, api: Path, tls: Path) -> None:
+    def __init__(self, keys: Path, api: Path, tls: Path, hold: float = 0.0) -> None:
         self.keys, self.path = NodeKeys(keys), find_socket(api, "api.sock")
+        self.api, self.hold, self.news, self.asking = api, hold, WakeSignal(), asyncio.Semaphore(ASKING)
         self.outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.outside.minimum_version = ssl.TLSVersion.TLSv1_2
         self.outside.load_cert_chain(tls / "server.pem", tls / "server.key")
@@ -111,6 +122,7 @@ class Gateway:
     async def serve(self, listener: socket.socket) -> None:
         """Accepts connections until it is cancelled."""
         listener.setblocking(False)
+        words = await self.news.listen(self.api) if self.hold else None
         try:
             while True:
                 try:
@@ -128,6 +140,8 @@ class Gateway:
                     self.unsigned.pop(oldest)
                     oldest.cancel()
         finally:
+            if words is not None:
+                words.close()
             for task in list(self.open):
                 task.cancel()
             await asyncio.gather(*self.open, return_exceptions=True)
@@ -169,7 +183,7 @@ class Gateway:
         """Handles one request; returns whether another may follow."""
         async with asyncio.timeout(wait):
             try:
-                request = await _next(connection, reader, most=HEAD_BYTES // 4)
+                request = await read_event(connection, reader, most=HEAD_BYTES // 4)
             except h11.RemoteProtocolError as error:
                 return await self._reject(
                     connection, writer, peer, RequestRejected(error.error_status_hint, "invalid HTTP")
@@ -184,7 +198,7 @@ class Gateway:
             self.unsigned.pop(task, None)
         async with asyncio.timeout(REQUEST_SECONDS):
             try:
-                await self._forward(request.target, headers, connection, reader, writer)
+                await self._forward(request, headers, connection, reader, writer)
             except RequestRejected as error:
                 return await self._reject(connection, writer, peer, error)
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
@@ -208,32 +222,75 @@ class Gateway:
 
     async def _forward(
         self,
-        target: bytes,
+        request: h11.Request,
         headers: list[tuple[bytes, bytes]],
         connection: h11.Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         """Forwards the body and returns the answer, piece by piece: never more than one piece is in memory."""
-        try:
-            inner = await asyncio.open_unix_connection(self.path, ssl=self.inside, server_hostname="127.0.0.1")
-        except OSError as error:
-            raise RequestRejected(503, "the SuperLink does not answer") from error
-        upstream, up = h11.Connection(h11.CLIENT), inner[1]
-        try:
-            up.write(upstream.send(h11.Request(method=b"POST", target=target, headers=headers)) or b"")
+        if request.target == _PULL and self.hold and _is_short(request):
+            return await self._hold(request, headers, connection, reader, writer)
+        async with self._open() as (up_reader, up):
+            upstream = h11.Connection(h11.CLIENT)
+            up.write(upstream.send(h11.Request(method=b"POST", target=request.target, headers=headers)) or b"")
             size = 0
-            while isinstance(event := await _next(connection, reader, IDLE_SECONDS, writer=writer), h11.Data):
+            while isinstance(event := await read_event(connection, reader, IDLE_SECONDS, writer=writer), h11.Data):
                 size += len(event.data)
                 if size > BODY_BYTES:
                     raise RequestRejected(413, f"the body is larger than {BODY_BYTES} bytes")
-                await _write(up, upstream.send(event))
+                await write(up, upstream.send(event))
             if not isinstance(event, h11.EndOfMessage):
                 raise EOFError
-            await _write(up, upstream.send(h11.EndOfMessage()))
-            await _forward_answer(upstream, inner[0], connection, writer)
+            await write(up, upstream.send(h11.EndOfMessage()))
+            head, event = await read_head(upstream, up_reader)
+            await forward_answer(head, event, upstream, up_reader, connection, writer)
+
+    async def _hold(
+        self,
+        request: h11.Request,
+        headers: list[tuple[bytes, bytes]],
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Forwards a node's question for messages, again and again, until there is one or the time is over.
+
+        Each time the node must still be connected, so that no message is fetched for one that has left, and its key
+        must still be registered.
+        """
+        body = b""
+        while isinstance(event := await read_event(connection, reader, IDLE_SECONDS, writer=writer), h11.Data):
+            body += event.data
+        if not isinstance(event, h11.EndOfMessage):
+            raise EOFError
+        until = time.monotonic() + self.hold
+        while True:
+            seen, last = self.news.count, time.monotonic() >= until
+            async with AsyncExitStack() as stack:
+                async with self.asking:
+                    inner = await stack.enter_async_context(self._open())
+                    upstream = h11.Connection(h11.CLIENT)
+                    question = h11.Request(method=b"POST", target=request.target, headers=headers)
+                    for piece in (question, h11.Data(data=body), h11.EndOfMessage()):
+                        inner[1].write(upstream.send(piece) or b"")
+                    head, first = await read_head(upstream, inner[0])
+                if first or last or head.status_code != 200:
+                    return await forward_answer(head, first, upstream, inner[0], connection, writer)
+            await self.news.wait(seen, min(ASK_SECONDS, max(0.0, until - time.monotonic())), reader)
+            self.keys.check(dict(request.headers))
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection to the SuperLink."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.path, ssl=self.inside, server_hostname="127.0.0.1")
+        except OSError as error:
+            raise RequestRejected(503, "the SuperLink does not answer") from error
+        try:
+            yield reader, writer
         finally:
-            up.transport.abort()
+            writer.transport.abort()
 
     async def _reject(
         self, connection: h11.Connection, writer: asyncio.StreamWriter, peer: str, error: RequestRejected
@@ -245,7 +302,7 @@ class Gateway:
             headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             response = h11.Response(status_code=error.status, headers=list(headers.items()))
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                await _write(writer, connection.send(event))
+                await write(writer, connection.send(event))
             writer.close()
             async with asyncio.timeout(LINGER_SECONDS):
                 await writer.wait_closed()
@@ -261,56 +318,23 @@ class Gateway:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), f"{line}{more}", flush=True)
 
 
-async def _next(
-    connection: h11.Connection,
-    reader: asyncio.StreamReader,
-    seconds: float = REQUEST_SECONDS,
-    most: int = 64 * 1024,
-    writer: asyncio.StreamWriter | None = None,
-) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-    """The next event of one side; a client that waits for "100 Continue" gets it."""
-    while (event := connection.next_event()) is h11.NEED_DATA:
-        if writer is not None and connection.they_are_waiting_for_100_continue:
-            await _write(writer, connection.send(h11.InformationalResponse(status_code=100, headers=[])))
-        async with asyncio.timeout(seconds):
-            connection.receive_data(await reader.read(most))
-    if isinstance(event, h11.ConnectionClosed):
-        raise EOFError
-    return event
-
-
-async def _forward_answer(
-    upstream: h11.Connection, reader: asyncio.StreamReader, connection: h11.Connection, writer: asyncio.StreamWriter
-) -> None:
-    """Forwards the SuperLink's answer."""
-    while not isinstance(event := await _next(upstream, reader), h11.EndOfMessage):
-        if isinstance(event, h11.Response):
-            names = (b"content-length", b"transfer-encoding")
-            headers = [(n, v) for n, v in event.headers if _ANSWERS.fullmatch(n) or n in names]
-            await _write(writer, connection.send(h11.Response(status_code=event.status_code, headers=headers)))
-        elif isinstance(event, h11.Data):
-            await _write(writer, connection.send(event))
-    await _write(writer, connection.send(h11.EndOfMessage()))
-
-
-async def _write(writer: asyncio.StreamWriter, content: bytes | None) -> None:
-    """Writes, and waits until the other side has read enough."""
-    writer.write(content or b"")
-    async with asyncio.timeout(IDLE_SECONDS * 2):
-        await writer.drain()
+def _is_short(request: h11.Request) -> bool:
+    """Whether a request says that its body is short."""
+    return int(dict(request.headers).get(b"content-length", PULL_BYTES + 1)) <= PULL_BYTES
 
 
 async def _listen(args: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     with socket.create_server((args.host, args.port), family=family, backlog=256) as listener:
         print(f"the gateway listens on {args.host} port {args.port}", flush=True)
-        await Gateway(args.keys, args.api, args.tls).serve(listener)
+        await Gateway(args.keys, args.api, args.tls, args.hold).serve(listener)
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedveca.deploy.gateway", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--hold", type=float, default=HOLD_SECONDS, metavar="SECONDS")
     for name in ("keys", "api", "tls"):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="DIR")
     args = parser.parse_args()

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
+from fedveca.deploy.pace import DEFAULT_POLL
 from fedveca.deploy.pin import pin
 from fedveca.deploy.processes import kill_marked
 from fedveca.deploy.provision import write_certificates, write_key
@@ -31,11 +32,19 @@ class Federation(SuperLink):
         nodes: the number of SuperNodes.
         environment: variables for all processes.
         forks: whether a message's process is forked, or started as Flower does it.
+        poll: the shortest time between two looks for something new; 0 leaves Flower's intervals (see deploy/pace.py).
     """
 
-    def __init__(self, folder: Path, nodes: int, environment: dict[str, str] | None = None, forks: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        environment: dict[str, str] | None = None,
+        forks: bool = True,
+        poll: float = DEFAULT_POLL,
+    ) -> None:
         self.forks, self.count, self.state = forks, nodes, folder.absolute() / "server.json"
-        super().__init__(folder, HOST, free_port(), {STATE: str(self.state)} | (environment or {}))
+        super().__init__(folder, HOST, free_port(), {STATE: str(self.state)} | (environment or {}), poll=poll)
         self.lock = ExitStack()
 
     def __enter__(self) -> Federation:
@@ -72,7 +81,7 @@ class Federation(SuperLink):
         shutil.copy(self.folder / "tls" / "ca.pem", home / "ca.pem")
         who = i if client < 0 else client
         where = f"{HOST}:{self.port}"
-        command, environment = prepare_node(home, where, who, self.count, flags=flags, forks=self.forks)
+        command, environment = prepare_node(home, where, who, self.count, flags=flags, forks=self.forks, poll=self.poll)
         return self._start(f"node-{i}", command, environment)
 
     def pin(self, app: Path) -> None:

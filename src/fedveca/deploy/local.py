@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedveca.deploy.launch import HOST, Federation
 from fedveca.deploy.node_process import NODE_DATA
+from fedveca.deploy.pace import DEFAULT_POLL, check_poll
 from fedveca.deploy.processes import is_alive
 from fedveca.deploy.provision import write_app
 from fedveca.deploy.server import check_deployable
@@ -27,7 +28,14 @@ SERVER_START_SECONDS = 300.0
 _log = logging.getLogger(__name__)
 
 
-def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (), resume: bool = False) -> Run:
+def run_locally(
+    e: Experiment,
+    out: Path,
+    *,
+    observers: tuple[Observer, ...] = (),
+    resume: bool = False,
+    poll: float = DEFAULT_POLL,
+) -> Run:
     """Runs the experiment over real nodes on loopback.
 
     Args:
@@ -35,6 +43,7 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
         out: the run folder to write.
         observers: see each round as its line appears in the folder.
         resume: whether to resume the run in `out`.
+        poll: the shortest time between two looks for something new; 0 leaves Flower's intervals.
 
     Returns:
         The finished run.
@@ -45,6 +54,7 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
         Stopped: at Ctrl-C; the text says how to resume.
     """
     check_deployable(e)
+    check_poll(poll)
     if not resume:
         require_new(out)
     if leads_out(out, "deployment"):
@@ -52,7 +62,7 @@ def run_locally(e: Experiment, out: Path, *, observers: tuple[Observer, ...] = (
     if e.test_by != "client" or not os.environ.get(NODE_DATA):  # else only the nodes have data
         build(e)  # reports at once what does not fit, and gets the data before every node asks for them
     try:
-        with Federation(out / "deployment", e.clients) as federation:
+        with Federation(out / "deployment", e.clients, poll=poll) as federation:
             write_app(federation.folder / "app", e)
             federation.pin(federation.folder / "app")
             _log.info("a SuperLink at %s:%d and %d SuperNodes are running", HOST, federation.port, e.clients)

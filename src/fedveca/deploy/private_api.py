@@ -2,10 +2,11 @@
 
 Flower 1.41 serves its Runtime API (and, on the server, its Control API) without asking who calls: whoever can connect
 can start runs and take tasks. So no port is opened at all. `python -m fedveca.deploy.private_api PROGRAM ...` runs one
-of Flower's programs with two changes, both in public interfaces of the libraries that Flower uses: uvicorn listens on
+of Flower's programs with two changes in public interfaces of the libraries that Flower uses: uvicorn listens on
 the socket `api.sock` in the folder that FEDVECA_API_DIR names, and httpx reaches the address ADDRESS through that
 socket. The folder has mode 0700, so the kernel lets its owner in and nobody else. Programs that Flower starts by name
-are found in a folder `bin`, first in PATH, and pass through here as well.
+are found in a folder `bin`, first in PATH, and pass through here as well. A third change, of how long Flower's parts
+wait, is in deploy/pace.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from fedveca.deploy.pace import TASK_SOCKET, set_pace
 from fedveca.errors import UserError
 
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
@@ -134,11 +136,13 @@ def _main() -> None:
     if name == "flower-superexec":
         keep_running(os.getppid())
     os.umask(0o077)
-    use_socket(Path(os.environ[API_FOLDER]))
+    folder = Path(os.environ[API_FOLDER])
+    use_socket(folder)
+    set_pace(name, find_socket(folder, TASK_SOCKET))
     if name == "flwr-clientapp":
         from fedveca.deploy.pin import enforce_pin
 
-        enforce_pin(Path(os.environ[API_FOLDER]))
+        enforce_pin(folder)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a log file can be followed, line by line

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from fedveca.errors import UserError
 from fedveca.runs.files import write_atomic
@@ -63,12 +63,16 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
     """
     with _report_status():
         from fedveca.deploy.log_observer import LogObserver
+        from fedveca.deploy.long_poll import WakingGrid
         from fedveca.deploy.node_process import make_experiment
+        from fedveca.deploy.private_api import API_FOLDER
         from fedveca.runs.experiment import name_folder
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
 
+        if API_FOLDER in os.environ:
+            grid = cast("Grid", WakingGrid(grid, Path(os.environ[API_FOLDER])))
         config = dict(context.run_config)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
         e = Run.open(former).experiment if former else make_experiment(config)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.deploy import private_api
+from fedveca.deploy.long_poll import HOLD_SECONDS
+from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.processes import end_with_parent
 from fedveca.deploy.server import NODES
 from fedveca.runs.files import write_atomic
@@ -50,13 +52,21 @@ class SuperLink:
         port: the gateway's port.
         environment: variables for all processes.
         database: the file in which the SuperLink stores its state; in memory if empty.
+        poll: the shortest time between two looks for something new; 0 leaves Flower's intervals (see deploy/pace.py).
     """
 
     def __init__(
-        self, folder: Path, host: str, port: int, environment: dict[str, str] | None = None, database: str = ""
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        environment: dict[str, str] | None = None,
+        database: str = "",
+        poll: float = DEFAULT_POLL,
     ) -> None:
         self.folder, self.host, self.port, self.database = folder.absolute(), host, port, database
-        self.environment = {NODES: str(self.folder / "nodes.json")} | (environment or {})
+        self.poll = check_poll(poll)
+        self.environment = {NODES: str(self.folder / "nodes.json"), POLL: str(poll)} | (environment or {})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -80,6 +90,7 @@ class SuperLink:
         keys = self.folder / "keys"
         self._logged = (self.folder / "gateway.log").stat().st_size if (self.folder / "gateway.log").exists() else 0
         gateway = [sys.executable, "-m", "fedveca.deploy.gateway", "--host", self.host, "--port", str(self.port)]
+        gateway += ["--hold", str(HOLD_SECONDS if self.poll else 0.0)]
         self._start("gateway", [*gateway, "--keys", str(keys), "--api", str(self.folder), "--tls", str(tls)])
         self._wait(self._gateway_listens, "gateway", "the gateway did not start")
 
@@ -202,13 +213,18 @@ def _main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--poll", type=float, default=DEFAULT_POLL, metavar="SECONDS")
     args = parser.parse_args()
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     os.umask(0o077)
     folder = args.folder.absolute()
-    link = SuperLink(folder, args.host, args.port, database=str(folder / "flower" / "state.db"))
+    try:
+        database = str(folder / "flower" / "state.db")
+        link = SuperLink(folder, args.host, args.port, database=database, poll=args.poll)
+    except ValueError as error:
+        sys.exit(f"fedveca: {error}")
     try:
         link.start()
         print("ready: start the nodes, then ./run.sh", flush=True)

@@ -13,11 +13,19 @@ from pathlib import Path
 
 from fedveca.deploy import private_api
 from fedveca.deploy.fork_server import write_forwarder
+from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
 
 
 def prepare_node(
-    folder: Path, superlink: str, client: int, clients: int, *, flags: list[str] | None = None, forks: bool = True
+    folder: Path,
+    superlink: str,
+    client: int,
+    clients: int,
+    *,
+    flags: list[str] | None = None,
+    forks: bool = True,
+    poll: float = DEFAULT_POLL,
 ) -> tuple[list[str], dict[str, str]]:
     """Writes the node's programs.
 
@@ -28,6 +36,7 @@ def prepare_node(
         clients: how many there are.
         flags: options of `flower-supernode` instead of the folder's certificate and key.
         forks: whether a message's process is forked from one that has Flower loaded, or started as Flower does it.
+        poll: the shortest time between two looks for something new; 0 leaves Flower's intervals (see deploy/pace.py).
 
     Returns:
         The command and the variables to run it with.
@@ -43,6 +52,7 @@ def prepare_node(
     command = [str(programs / "flower-supernode"), *flags, "--superlink", superlink, "--host", host, "--port", port]
     command += ["--node-config", f"partition-id={client} num-partitions={clients}"]
     return command, FLOWER_ENVIRONMENT | {
+        POLL: str(check_poll(poll)),
         "FLWR_HOME": str(folder / "flower"),
         "FEDVECA_NODE_DIR": str(folder),
         private_api.API_FOLDER: str(folder),
@@ -56,10 +66,11 @@ def _main() -> None:
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
     parser.add_argument("--client", type=int, required=True, metavar="I")
     parser.add_argument("--clients", type=int, required=True, metavar="N")
+    parser.add_argument("--poll", type=float, default=DEFAULT_POLL, metavar="SECONDS")
     args, more = parser.parse_known_args()
     os.umask(0o077)
     try:
-        command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients)
+        command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients, poll=args.poll)
         os.execve(command[0], [*command, *more], os.environ | environment)
     except (ValueError, OSError) as error:
         sys.exit(f"fedveca: {error}")

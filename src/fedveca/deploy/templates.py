@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.deploy.pace import DEFAULT_POLL, check_poll
 from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
@@ -20,7 +21,7 @@ _SERVER = """#!/bin/sh
 # Starts the SuperLink on a private socket, and in front of it the gateway: the only open port, which accepts nothing
 # but requests that the nodes have signed. Ctrl-C ends both; after a restart they still know their nodes and runs.
 cd "$(dirname "$0")" || exit 1
-exec python3 -m fedveca.deploy.superlink . --host {bind} --port {port}
+exec python3 -m fedveca.deploy.superlink . --host {bind} --port {port} --poll {poll:g}
 """
 _RUN = """#!/bin/sh
 # Starts the experiment over the connected nodes. An option such as -c 'rounds=50' changes a setting.
@@ -39,7 +40,8 @@ _NODE = """#!/bin/sh
 # Starts device {i}. FEDVECA_NODE_DATA names its data: an npz file with x and y, a folder with x.npy and y.npy, or
 # package.module:load. Without it the device takes its share of the experiment's data set. It runs only the app that
 # pinned.json describes.
-exec python3 -m fedveca.deploy.supernode "$(dirname "$0")" --superlink {address} --client {i} --clients {clients} "$@"
+exec python3 -m fedveca.deploy.supernode "$(dirname "$0")" --superlink {address} --client {i} --clients {clients} \\
+  --poll {poll:g} "$@"
 """
 _README = """# A federation of {clients} devices
 
@@ -111,22 +113,23 @@ def parse_host(text: str) -> Host:
     return Host(written, str(address), str(address) if address.is_loopback else everywhere)
 
 
-def write_deployment(folder: Path, e: Experiment, host: str, port: int) -> None:
+def write_deployment(folder: Path, e: Experiment, host: str, port: int, poll: float = DEFAULT_POLL) -> None:
     """Writes the folder completely or not at all; one that is not empty is left as it is."""
     check_deployable(e)
+    check_poll(poll)
     where = parse_host(host)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists and is not empty; name another folder")
     if not 1 <= port <= 65535:
         raise UserError(f"port={port} is out of range; allowed: [1, 65535]")
     try:
-        _write(folder, e, where, port)
+        _write(folder, e, where, port, poll)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _write(folder: Path, e: Experiment, host: Host, port: int) -> None:
+def _write(folder: Path, e: Experiment, host: Host, port: int, poll: float) -> None:
     address = f"{host.written}:{port}"
     server, words = folder / "server", {"method": e.method, "data": e.data, "model": e.model, "clients": e.clients}
     write_app(folder / "app", e)
@@ -136,13 +139,15 @@ def _write(folder: Path, e: Experiment, host: Host, port: int) -> None:
     text = _README.format(host=host.written, port=port, tested=tested, **words)
     (folder / "README.md").write_text(text, encoding="utf-8")
     # Scripts contain checked names and numbers only: settings may come from a stranger's preset.
-    _write_script(server / "start.sh", _SERVER.format(bind=host.bind, port=port))
+    _write_script(server / "start.sh", _SERVER.format(bind=host.bind, port=port, poll=poll))
     _write_script(server / "run.sh", _RUN)
     _write_script(server / "flwr.sh", _FLWR.format())
     for i in range(e.clients):
         write_key(folder / f"node-{i}" / "key", server / "keys" / f"node-{i}.pub")
         shutil.copy(server / "tls" / "ca.pem", folder / f"node-{i}" / "ca.pem")
-        _write_script(folder / f"node-{i}" / "start.sh", _NODE.format(i=i, address=address, clients=e.clients))
+        _write_script(
+            folder / f"node-{i}" / "start.sh", _NODE.format(i=i, address=address, clients=e.clients, poll=poll)
+        )
     pin(folder / "app", [folder / f"node-{i}" for i in range(e.clients)])
 
 

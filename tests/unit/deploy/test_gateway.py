@@ -32,7 +32,8 @@ PATH = "/v1/fleet/pull-messages"
 class Bench:
     """A gateway in a thread of its own, and what reached the server behind it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hold: float = 0.0) -> None:
+        self.hold = hold
         self.folder, self.port, self.reached = folder, 0, list[tuple[str, dict[str, str], bytes]]()
         self.answer = b"pulled"
         write_certificates(folder / "tls", ["127.0.0.1"])
@@ -49,7 +50,7 @@ class Bench:
             inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             inside.load_cert_chain(self.folder / "tls" / "server.pem", self.folder / "tls" / "server.key")
             behind = await asyncio.start_unix_server(self._serve, self.folder / "api.sock", ssl=inside)
-            self.gateway = Gateway(self.folder / "keys", self.folder, self.folder / "tls")
+            self.gateway = Gateway(self.folder / "keys", self.folder, self.folder / "tls", self.hold)
             with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
                 self.port = listener.getsockname()[1]
                 serving = asyncio.create_task(self.gateway.serve(listener))

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-_POLL_SECONDS = 0.25  # between looks for an answer; one that is half uploaded costs a second more
+_POLL_SECONDS = 0.25  # between looks for something new
+_SHORT_POLL = 0.05  # for an answer, while little time has passed
 _JOIN_SECONDS = 600.0  # for all clients to connect at the start
 _RETRY_SECONDS = 10.0  # until a node that was rejected is asked again who it is
 _ATTEMPTS = 10  # void rounds in a row before the server gives up
@@ -287,7 +288,8 @@ class FlowerCohort:
             if time.monotonic() > deadline:
                 self._late.setdefault(i, []).append(sent)
                 raise InvalidAnswer(f"timed out after {self.timeout:g} s")
-            time.sleep(_POLL_SECONDS)
+            waited = time.monotonic() + self.timeout - deadline
+            time.sleep(min(max(waited / 10, _SHORT_POLL), _POLL_SECONDS))
         return replies[0]
 
     def _wait_for_clients(self, clients: int) -> None:
