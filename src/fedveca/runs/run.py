@@ -102,6 +102,8 @@ def run(
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
     environment["probe"] = count_probe_rows(built.experiment)
+    if cohort is not None:
+        environment["sizes"] = cohort.sizes.tolist()
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:
@@ -300,7 +302,7 @@ def _run_rounds(
         }
         if all("rows" in record for record in records):
             summary["rows"] = sum(record["rows"] for record in records)
-        if e.devices and records:
+        if records and "clock" in records[-1]:
             summary |= sum_time(records)
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
