@@ -33,15 +33,22 @@ class WorkRule(NamedTuple):
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:
         """The work of tau [n] local steps; where all are 0, clients only compute their loss."""
+        down = _WIDTH * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
+        rows, loss_rows = self.count_rows(ids, tau)
+        if not bool((tau > 0).any()):
+            return Work(rows, loss_rows, down, 8 * len(("loss", "tau")))
+        return Work(rows, loss_rows, down, self._count_answer(order))
+
+    def count_rows(self, ids: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """[n] each: the rows whose gradient is computed, and those whose loss alone is."""
         method, sizes = self.algorithm, self.sizes[ids]
         probed = sizes.clamp(max=self.probe) if self.probe else sizes
-        down = _WIDTH * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
         if not bool((tau > 0).any()):
-            return Work(torch.zeros_like(tau), probed, down, 8 * len(("loss", "tau")))
+            return torch.zeros_like(tau), probed
         gradient = method.needs_gradient
         before = (self.want_loss or method.needs_loss) and not gradient
         rows = tau * self.batch + (probed if gradient else 0)
-        return Work(rows, probed * (before + self.want_loss_after), down, self._count_answer(order))
+        return rows, probed * (before + self.want_loss_after)
 
     def _count_answer(self, order: Order) -> int:
         """Bytes of an answer: the vectors and numbers of `finish`, the steps taken, and losses."""

@@ -281,7 +281,8 @@ class FlowerCohort:
             for name, array in arrays.items()
         }
         arrived = self.inbox.arrived[sent.message]
-        return found, vectors, measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, len(numbers) + 1)
+        up = self.width * sum(lengths.values()) + 8 * (len(numbers) + 1)  # with tau
+        return found, vectors, measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, up)
 
     def _check_variances(self, order: Order, vectors: Named) -> None:
         """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""

@@ -87,7 +87,7 @@ class AnswerTimes(NamedTuple):
     up: int  # bytes of the answer
 
 
-def measure_answer(message: Message, total: float, wall: float, down: int, numbers: int) -> AnswerTimes:
+def measure_answer(message: Message, total: float, wall: float, down: int, up: int) -> AnswerTimes:
     """What is known of an answer.
 
     Args:
@@ -95,7 +95,7 @@ def measure_answer(message: Message, total: float, wall: float, down: int, numbe
         total: Seconds since its order was sent.
         wall: When it was sent, by the server's clock.
         down: Bytes of the order.
-        numbers: How many numbers the answer has, of 8 bytes each, besides its vectors.
+        up: Bytes of the answer.
 
     Returns:
         Its times. What the node reports is never longer than what the server saw.
@@ -104,7 +104,6 @@ def measure_answer(message: Message, total: float, wall: float, down: int, numbe
         InvalidAnswer: Where the node reports what is not a time.
     """
     said = dict(message.content.metric_records.get(TIMES, {}))
-    up = _count_bytes(message) + 8 * numbers
     if not said.keys() <= _NAMES:
         raise InvalidAnswer(f"sent times {bound_text(sorted(said))}; allowed: {', '.join(sorted(_NAMES))}")
     for name, value in said.items():
