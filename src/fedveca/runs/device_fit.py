@@ -168,8 +168,8 @@ def _fit_device(name: str, samples: Sequence[Sample]) -> DeviceProfile:
         latency_ms=1000 * latency,
         down_mbit=down_rate / 125_000,
         up_mbit=up_rate / 125_000,
-        spread=min(_divide(_deviate(noise), computing), MOST_SPREAD),
-        network_spread=min(_divide(_deviate(messages), moving), MOST_SPREAD),
+        spread=_limit_spread(_deviate(noise), computing),
+        network_spread=_limit_spread(_deviate(messages), moving),
     )
 
 
@@ -205,6 +205,11 @@ def _varies(values: NDArray[np.float64]) -> bool:
 
 def _deviate(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _limit_spread(deviation: float, mean: float) -> float:
+    """Divided by the mean; none where it is only rounding."""
+    return min(share, MOST_SPREAD) if (share := _divide(deviation, mean)) > 1e-9 else 0.0
 
 
 def _divide(a: float, b: float) -> float:
