@@ -34,7 +34,7 @@ def test_a_report_draws_against_them(done: Run, opened: Open, tmp_path: Path) ->
             last, rel=1e-4
         )
         title = page.evaluate("document.getElementById('s0-curve0').layout.xaxis.title.text")
-        assert title == {"clock": "simulated seconds"}.get(axis, axis)
+        assert title == {"clock": "device seconds"}.get(axis, axis)
 
 
 def test_a_board_offers_them_where_all_runs_have_them(browser: Any, done: Run, address: str) -> None:
@@ -44,7 +44,7 @@ def test_a_board_offers_them_where_all_runs_have_them(browser: Any, done: Run, a
     view.locator("#axis").select_option("clock")
     last = pytest.approx(done.rounds[-1]["clock"], rel=1e-4)
     page.until(lambda: page.chart("test_loss", "plot.data[0].x.at(-1)") == last, 60)
-    assert page.chart("test_loss", "plot.layout.xaxis.title.text") == "simulated seconds"
+    assert page.chart("test_loss", "plot.layout.xaxis.title.text") == "device seconds"
     page.end(address)
     page = Page(browser, f"{address}#run=timed&run=plain&axis=clock", viewport={"width": 1280, "height": 1200})
     page.until(lambda: page.chart("test_loss", "plot.data[0].x.at(-1)") == 6, 60)  # the other run has no clock

@@ -41,12 +41,13 @@ class Fault(TypedDict):
 
 
 class Timing(NamedTuple):
-    """How long a round took and what it used up, where clients run on simulated devices."""
+    """How long a round took and what it used up: simulated on devices, or measured in a deployment."""
 
     seconds: float  # of the round
     clients: Tensor  # [n] float64: from the order to the answer of each client that answered
     joules: float | None  # of all clients that computed; None where no device states what it uses
     staleness: Tensor | None = None  # [n] int64: by how many models older than w_k the client's start was
+    parts: Named = {}  # noqa: RUF012  # what else the record has of the times, by the names of runs/schema.py
 
 
 class Report(NamedTuple):

@@ -13,10 +13,13 @@ from fedveca.cli import (
     completion,
     data,
     deploy,
+    devices,
     export,
     figure,
     partition,
+    plan,
     predict,
+    replay,
     report,
     run,
     runs,
@@ -39,7 +42,7 @@ COMMAND_GROUPS = {
     "run": (run, compare, sweep, study, partition),
     "look at results": (runs, report, figure, board),
     "use the model": (predict, export),
-    "deploy": (deploy,),
+    "deploy": (deploy, plan, devices, replay),
     "find out more": (list_, data, completion),
 }
 EXAMPLES = (

@@ -39,7 +39,7 @@ def add(command: Command) -> None:
         default="rounds",
         choices=("rounds", "steps", "rows", "bytes", "seconds", "clock", "joules"),
         metavar="AXIS",
-        help="of curves: rounds (default), steps, rows, bytes or seconds, and of simulated devices clock or joules",
+        help="of curves: rounds (default), steps, rows, bytes or seconds, and of devices clock or joules",
     )
 
 

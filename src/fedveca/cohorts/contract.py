@@ -26,6 +26,7 @@ class ClientScores(NamedTuple):
     rows: Tensor  # [n] how many rows each has
     values: Named  # [n] float64 each: "loss", and each metric by its name
     faults: tuple[Fault, ...] = ()
+    seconds: Tensor | None = None  # [n] float64: from the question to the answer, where it was measured
 
 
 class Cohort(Protocol):

@@ -52,6 +52,7 @@ class NodeAnswer(TypedDict, total=False):
 
     fields: dict[str, ConfigValue]
     numbers: dict[str, float]
+    times: dict[str, float]  # seconds of parts of its work
     error: str
 
 

@@ -50,6 +50,7 @@ def answer(message: Message, context: Context) -> Message:
     """
     from fedveca.cohorts.flower.messages import make_reply, read_order
 
+    received, start = time.time(), time.perf_counter()
     order, vectors = read_order(message)
     request: NodeRequest = {
         "settings": cast(dict[str, ConfigValue], dict(context.run_config)),
@@ -57,7 +58,8 @@ def answer(message: Message, context: Context) -> Message:
         "order": cast(NodeOrder, order),
     }
     content, result = _request_work(request, vectors)
-    return make_reply(message, content["fields"], content["numbers"], result)
+    times = {**content.get("times", {}), "received": received, "work": time.perf_counter() - start}
+    return make_reply(message, content["fields"], content["numbers"], result, times if "round" in order else None)
 
 
 def _request_work(request: NodeRequest, vectors: Arrays) -> tuple[NodeAnswer, Arrays]:

@@ -28,6 +28,7 @@ from fedveca.cohorts.client_memory import ClientMemory, make_new_memory
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.scores import LOSS
+from fedveca.deploy.client_cohort import ClientCohort
 from fedveca.deploy.exchange import (
     PROCESS,
     Arrays,
@@ -108,6 +109,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     if "part" in order:
         return _evaluate(local, client, sent, order), {}
     tau = order["tau"]
+    local.times.clear()
     who, report = local(k, sent, here, torch.tensor([tau]))
     fields: dict[str, ConfigValue] = {"client": client, "round": k, "tau": tau}
     if len(who) == 0:
@@ -117,7 +119,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
         files.write(k, known, {name: v[0] for name, v in memory.items()})
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
     vectors = {name: narrow(v.cpu().numpy(), order["wire"]) for name, v in report.mean.items()}
-    return {"fields": fields, "numbers": numbers}, vectors
+    return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, vectors
 
 
 def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:
@@ -186,7 +188,7 @@ class NodeMemoryFiles:
 
 
 @lru_cache(maxsize=64)
-def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, tokens: bool = False) -> LocalCohort:
+def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, tokens: bool = False) -> ClientCohort:
     """One client, under its own number, so that it draws the rows that the simulator would have drawn.
 
     `classes` is the server's; 0 where the targets are numbers. With `tokens` whole numbers in x stay whole.
@@ -218,7 +220,9 @@ def make_node_cohort(e: Experiment, client: int, classes: int, pixels: str, toke
     options |= {"held": held if holds_back(e) else None}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     method = make_method(e).with_layout(problem.layout)
-    return LocalCohort(method, problem, x, y, held.train, device=device, **options)
+    made = ClientCohort(method, problem, x, y, held.train, device=device, **options)
+    made.times = {}
+    return made
 
 
 def _own_rows(client: int, rows: int) -> Shares:

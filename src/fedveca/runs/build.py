@@ -145,7 +145,8 @@ def build(
     problem = remake()
     algorithm = _algorithm(e, method).with_layout(problem.layout)
     check_participation(e, algorithm, e.method)
-    warn_untimed(e, algorithm)
+    if cohort is None:
+        warn_untimed(e, algorithm)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"

@@ -94,6 +94,7 @@ class ModelEvaluator:
         values |= {"tested": scores.ids.tolist()}
         values |= {f"client_test_{name}": to_json(v) for name, v in scores.values.items()}
         values |= summarize_clients(scores, "clients", better)
+        values |= {} if scores.seconds is None else {"evaluation_seconds": to_json(scores.seconds)}
         if not self.steps:
             return values, [*scores.faults]
         tuned = _align(self._ask(done, state, model, "test", self.steps), scores.ids)
@@ -142,7 +143,7 @@ def drop_evaluation(record: Round, *, val: bool) -> Round:
 
 def _is_evaluation(name: str) -> bool:
     of_clients = name.startswith(_CLIENT_PREFIXES) and find_quantity(name) is not None
-    return name.startswith("test_") or name == "tested" or of_clients
+    return name.startswith("test_") or name in ("tested", "evaluation_seconds") or of_clients
 
 
 def _is_counted(scores: ClientScores, v: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from fedveca.algorithms import Algorithm
 from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.clock.buffer import BufferedCohort
@@ -30,14 +32,7 @@ def time_cohort(
     if is_pooled(e.method) and not profiles[0].share:
         profiles = profiles[:1]  # one client, that of all rows
     fleet = Fleet(profiles, clients, e.seed, f"devices={printable(e.devices)}")
-    rule = WorkRule(
-        algorithm,
-        cohort.sizes,
-        options["batch"],
-        options["probe"],
-        options["want_loss"],
-        options["want_loss_after"],
-    )
+    rule = make_work_rule(algorithm, cohort.sizes, options)
     if e.schedule == "buffered":
         _check_method(e, algorithm)
         at_once = clients_per_round(clients, e.participation)
@@ -53,6 +48,13 @@ def time_cohort(
         late=e.late,
         enough=clients_per_round(clients, e.participation) if e.over_selection else None,
         find_absent=faults.find_absent if faults else None,
+    )
+
+
+def make_work_rule(algorithm: Algorithm, sizes: Tensor, options: CohortOptions) -> WorkRule:
+    """What clients with `sizes` [N] rows compute and send, as `options` ask of them."""
+    return WorkRule(
+        algorithm, sizes, options["batch"], options["probe"], options["want_loss"], options["want_loss_after"]
     )
 
 

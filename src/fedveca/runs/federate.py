@@ -90,7 +90,7 @@ def federate(
         recent: Where given, it is filled with the lengths of the clients' updates, for `advise`.
         steps: Where given, it decides the local steps of a round in place of the state's tau; a pure function.
         count_rows: Where given, each record has the gradient rows that the round's clients computed.
-        clock: Simulated seconds of the rounds that are done already, where clients run on simulated devices.
+        clock: Seconds of the rounds that are done already, where they are simulated or a deployment measures them.
         arrivals: Where given, it decides who answers in a round in place of the draw (`schedule=buffered`).
 
     Yields:
@@ -163,6 +163,7 @@ def federate(
             clock += choice.seconds + report.timing.seconds
             seen |= {"clock": clock, "client_seconds": report.timing.clients}
             seen |= {} if report.timing.staleness is None else {"staleness": report.timing.staleness}
+            seen |= report.timing.parts
             seen |= {} if report.timing.joules is None else {"joules": choice.joules + report.timing.joules}
         seen["seconds"] = round(time.perf_counter() - start, 6)
         yield state, cast(Round, {name: to_json(value) for name, value in seen.items()})

@@ -43,6 +43,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 RUN, PYTHON, LOCAL, FLOWER = "fedveca run", "Python", "fedveca deploy local", "a Flower server"
+REPLAY = "fedveca replay"
 STARTED_BY = "started_by"  # in environment.json, where it was not `fedveca run`
 
 
@@ -50,7 +51,7 @@ def find_starter(folder: Path) -> str:
     """Who started the run in a folder, and so resumes it."""
     with contextlib.suppress(OSError, ValueError):
         starter = read_object(folder, "environment.json").get(STARTED_BY)
-        if starter in (PYTHON, LOCAL, FLOWER):
+        if starter in (PYTHON, LOCAL, FLOWER, REPLAY):
             return str(starter)
     return RUN
 

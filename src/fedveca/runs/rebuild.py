@@ -66,7 +66,7 @@ class RebuiltModel:
             )
         if not run.model:
             raise UserError(f"{where} has no model yet: the run has not ended")
-        self.experiment, self.form = e, _find_form(run, where)
+        self.experiment, self.form = e, find_form(run, where)
         shape, classes = tuple(self.form["shape"]), self.form["classes"]
         # loss, metric and augmentation do not change scores; custom ones are not at hand
         loss = "auto" if e.loss.startswith(CUSTOM) else e.loss
@@ -168,7 +168,7 @@ def _keep_known(metric: str) -> str:
     return ",".join(name for name in metric.removeprefix(CUSTOM).split(",") if name in METRICS) or "auto"
 
 
-def _find_form(run: Run, where: str) -> RowForm:
+def find_form(run: Run, where: str) -> RowForm:
     """What rows look like: as the folder says, or as the data set has them."""
     if run.folder is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -32,7 +32,7 @@ from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
 from fedveca.runs.folder import Run, describe_environment, require_files, require_new
 from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, RunFolder, guard_writing
-from fedveca.runs.interrupt import PYTHON, RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
+from fedveca.runs.interrupt import PYTHON, REPLAY, RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
@@ -102,6 +102,8 @@ def run(
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
     environment["probe"] = count_probe_rows(built.experiment)
+    if cohort is not None:
+        environment["sizes"] = cohort.sizes.tolist()
     if any(map(is_custom, asdict(built.experiment).values())):
         started_by = started_by or PYTHON
     if started_by:
@@ -179,6 +181,8 @@ def resume(
         former = Run.open(out)
         require_files(out)
         by = find_starter(out)
+        if by == REPLAY:
+            raise UserError(f"{out} is a replay, which is not resumed; make it again with: {REPLAY} RUN")
         if cohort is None and by not in (RUN, PYTHON):
             raise UserError(f"{out} was made by {by}, over Flower nodes; resume it with: {how_to_resume(out)}")
         if by == PYTHON and not custom:
@@ -300,7 +304,7 @@ def _run_rounds(
         }
         if all("rows" in record for record in records):
             summary["rows"] = sum(record["rows"] for record in records)
-        if e.devices and records:
+        if records and "clock" in records[-1]:
             summary |= sum_time(records)
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)

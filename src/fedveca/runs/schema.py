@@ -69,6 +69,14 @@ class Round(Evaluation, total=False):
     bytes_up: int
     clock: float
     client_seconds: list[float | None]
+    wait_seconds: list[float | None]
+    work_seconds: list[float | None]
+    probe_seconds: list[float | None]
+    step_seconds: list[float | None]
+    order_bytes: list[int]
+    answer_bytes: list[int]
+    evaluation_seconds: list[float | None]
+    predicted_seconds: float
     staleness: list[int]
     joules: float
     seconds: float
@@ -88,7 +96,7 @@ class Summary(TypedDict, total=False):
     tau_all: int
     rows: int  # gradient rows in all, where every round recorded them
     seconds: float
-    clock: float  # simulated seconds, where clients run on simulated devices
+    clock: float  # seconds of all rounds on the clients' devices, simulated or measured
     joules: float  # of all rounds, where the devices state what they use
     rounds: int
     last: ModelResult
@@ -136,6 +144,7 @@ class Environment(TypedDict, total=False):
     units: dict[str, str]  # and what it is measured in
     rows: RowForm  # what a model of the run takes
     steps: list[int]  # the fewest and the most local steps that epochs gives a client
+    sizes: list[int]  # training rows of each client, where only the clients have them
     probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
     init_sha256: str  # of the file that init names
     fixed: str  # a hash of what training never changes: frozen weights and constant buffers
@@ -251,8 +260,29 @@ SCHEMA = {
         ),
         Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
         Quantity("bytes_up", "Bytes up per round", unit="bytes", whole=True),
-        Quantity("clock", "Simulated time", unit="s", formula="since the start; only with devices"),
-        Quantity("client_seconds", "Simulated seconds", "per client", unit="s", formula="from the order to the answer"),
+        Quantity(
+            "clock", "Device time", unit="s", formula="since the start; simulated with devices, measured in a deployment"
+        ),
+        Quantity("client_seconds", "Device seconds", "per client", unit="s", formula="from the order to the answer"),
+        Quantity("wait_seconds", "Wait", "per client", unit="s", formula="until the node's program had the order"),
+        Quantity("work_seconds", "Work", "per client", unit="s", formula="of the node's program, as it reports"),
+        Quantity("probe_seconds", "Probe", "per client", unit="s", formula="of the work: F_i(w_k) and its gradient"),
+        Quantity("step_seconds", "Steps", "per client", unit="s", formula="of the work: the local steps"),
+        Quantity("order_bytes", "Bytes of the order", "per client", unit="bytes", whole=True),
+        Quantity("answer_bytes", "Bytes of the answer", "per client", unit="bytes", whole=True),
+        Quantity(
+            "evaluation_seconds",
+            "Seconds of the evaluation",
+            "per tested client",
+            unit="s",
+            formula="from the question to the answer, in a deployment",
+        ),
+        Quantity(
+            "predicted_seconds",
+            "Predicted seconds per round",
+            unit="s",
+            formula="by devices that were fitted to other rounds; only in a replay",
+        ),
         Quantity(
             "staleness",
             "Staleness",

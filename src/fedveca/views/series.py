@@ -34,7 +34,7 @@ OTHER_COLOURS = ("#7E57C2", "#8D6E63", "#C62828", "#B8860B")  # of methods that 
 # any of them has a contrast of at least 3:1 with white.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#BC5E94", "#2B93D1", "#B77900", "#444444")
 AXES = {"rounds": "round"} | COST_NAMES | {"bytes": "bytes sent, up and down"}
-SIMULATED_AXES = {"clock": "simulated seconds", "joules": "joules"}  # of runs on simulated devices
+SIMULATED_AXES = {"clock": "device seconds", "joules": "joules"}  # simulated, or measured in a deployment
 MAY_DIFFER = ("seed", "data_dir", "tau_all", "budget", "test_every", "checkpoint_every", "track")  # within one curve
 MOST_METRICS = 50  # test values that can be shown together; a run records two or three
 PARTITION_BYTES = 16 * 2**20
@@ -237,7 +237,7 @@ def sum_costs(run: Run) -> dict[str, list[float]]:
 
 
 def list_axes(runs: Iterable[Run]) -> dict[str, str]:
-    """What curves of these runs can be drawn against, with its label: simulated time where all of them have it."""
+    """What curves of these runs can be drawn against, with its label: the time of devices where all have it."""
     each = [run.rounds for run in runs if run.rounds]
     found = [axis for axis in SIMULATED_AXES if each and all(any(axis in r for r in rounds) for rounds in each)]
     return AXES | {axis: SIMULATED_AXES[axis] for axis in found}

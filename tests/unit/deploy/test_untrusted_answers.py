@@ -343,6 +343,8 @@ def test_right_answers_are_all_taken(method: str, tmp_path: Path) -> None:
     expected = list(federate(alone.algorithm, alone.cohort, alone.state, 3))
     for (state, trace), (other, simulated) in zip(rounds, expected, strict=True):
         assert "faults" not in trace
+        if built.algorithm.needs_timing and trace["round"]:
+            continue  # its steps follow the time that was measured, of which a simulation without devices has none
         assert trace["tau"] == simulated["tau"]
         assert float((state.w - other.w).abs().max()) < 1e-6
 

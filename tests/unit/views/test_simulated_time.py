@@ -34,7 +34,7 @@ def runs(folder: Path) -> list[Run]:
 def test_a_figure_against_simulated_seconds(runs: list[Run], folder: Path, tmp_path: Path) -> None:
     assert main(["figure", str(folder), "--against", "clock", "-o", str(tmp_path / "a.svg")]) == 0
     text = (tmp_path / "a.svg").read_text("utf-8")
-    assert "over simulated seconds" in text
+    assert "over device seconds" in text
     draw_figure("curves", runs, tmp_path / "b.svg", "joules")
     assert "over joules" in (tmp_path / "b.svg").read_text("utf-8")
     draw_figure("curves", runs, tmp_path / "c.svg")
@@ -59,7 +59,7 @@ def test_a_report_offers_both_axes(runs: list[Run], tmp_path: Path) -> None:
     for axis in ("clock", "joules"):
         assert f'value="{axis}"' in text
     assert "<th" in text
-    assert "simulated s" in text
+    assert "device s" in text
 
 
 def test_a_board_reads_the_clock_as_it_was_recorded(runs: list[Run]) -> None:
@@ -80,5 +80,5 @@ def test_a_terminal_names_what_a_run_took(runs: list[Run], capsys: pytest.Captur
     console = Console(width=200)
     with console.capture() as seen:
         console.print(make_method_table(runs, "x", 200))
-    assert "simulated s" in seen.get()
+    assert "device s" in seen.get()
     assert "joules" in seen.get()

@@ -17,7 +17,6 @@ from fedveca.cohorts.clock.schedule import close_round
 from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart
 
 UNAVAILABLE, LATE_ANSWER = "unavailable", "late"  # what the record says of a client that does not count
-_WIDTH = 4  # bytes of one number of a vector on its way
 FindAbsent = Callable[[int, Tensor], dict[int, str]]  # (round, ids [n]) -> those of them that never answer, and why
 
 
@@ -30,18 +29,26 @@ class WorkRule(NamedTuple):
     probe: int  # rows on which a client computes F_i(w_k); 0 is all
     want_loss: bool  # whether the run needs F_i(w_k)
     want_loss_after: bool  # and F_i of the local model
+    width: int = 4  # bytes of one number of a vector on its way
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:
         """The work of tau [n] local steps; where all are 0, clients only compute their loss."""
+        down = self.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
+        rows, loss_rows = self.count_rows(ids, tau)
+        if not bool((tau > 0).any()):
+            return Work(rows, loss_rows, down, 8 * len(("loss", "tau")))
+        return Work(rows, loss_rows, down, self._count_answer(order))
+
+    def count_rows(self, ids: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """[n] each: the rows whose gradient is computed, and those whose loss alone is."""
         method, sizes = self.algorithm, self.sizes[ids]
         probed = sizes.clamp(max=self.probe) if self.probe else sizes
-        down = _WIDTH * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
         if not bool((tau > 0).any()):
-            return Work(torch.zeros_like(tau), probed, down, 8 * len(("loss", "tau")))
+            return torch.zeros_like(tau), probed
         gradient = method.needs_gradient
         before = (self.want_loss or method.needs_loss) and not gradient
         rows = tau * self.batch + (probed if gradient else 0)
-        return Work(rows, probed * (before + self.want_loss_after), down, self._count_answer(order))
+        return rows, probed * (before + self.want_loss_after)
 
     def _count_answer(self, order: Order) -> int:
         """Bytes of an answer: the vectors and numbers of `finish`, the steps taken, and losses."""
@@ -55,7 +62,7 @@ class WorkRule(NamedTuple):
         names = {*numbers, "tau"}
         names |= {"loss"} if self.want_loss or method.needs_loss or method.needs_gradient else set()
         names |= {"after"} if self.want_loss_after else set()
-        return _WIDTH * length + 8 * len(names)
+        return self.width * length + 8 * len(names)
 
 
 class TimedCohort:

@@ -37,7 +37,7 @@ _NUMBERS = tuple(field.name for field in dataclasses.fields(DeviceProfile) if fi
 _SHARES = ("share", "availability")
 _RATES = ("down_mbit", "up_mbit")
 MOST_SPREAD = 10.0
-_THIRD = 1 / 3  # of the time of a gradient is the forward pass: an assumption
+FORWARD_SHARE = 1 / 3  # of the time of a gradient is the forward pass: an assumption
 
 POPULATIONS: dict[str, tuple[DeviceProfile, ...]] = {
     # Wang et al. 2019 measured 13.015156 ms (sd 6.946299) per local step with 100 rows of MNIST and 131.604348 ms (sd
@@ -47,8 +47,8 @@ POPULATIONS: dict[str, tuple[DeviceProfile, ...]] = {
         DeviceProfile(
             "prototype",
             share=1.0,
-            forward_ms=0.13015156 * _THIRD,
-            backward_ms=0.13015156 * (1 - _THIRD),
+            forward_ms=0.13015156 * FORWARD_SHARE,
+            backward_ms=0.13015156 * (1 - FORWARD_SHARE),
             latency_ms=131.604348 / 2,
             spread=6.946299 / 13.015156,
             network_spread=53.873234 / 131.604348,

@@ -31,6 +31,7 @@ from fedveca.cohorts.flower.messages import (
     quote_names,
     read_answer,
 )
+from fedveca.cohorts.flower.times import AnswerTimes, Inbox, measure_answer, report_times
 from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
 
@@ -98,6 +99,7 @@ class FlowerCohort:
         """
         self.nodes = nodes
         self.grid, self.wire, self.timeout = grid, wire, timeout
+        self.inbox = Inbox(grid)
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
         self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
@@ -133,7 +135,7 @@ class FlowerCohort:
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who sent a valid answer in time, and the report; a round of fewer than `min_clients` is void and repeated."""
         self.faults, self._early = self._early, []
-        need, marked = min(self.min_clients, len(ids)), 0
+        need, marked, start = min(self.min_clients, len(ids)), 0, time.monotonic()
         for attempt in range(1, _ATTEMPTS + 1):
             self._check_arrivals()
             who, report = self._round(k, order, ids.tolist(), dict(zip(ids.tolist(), tau.tolist(), strict=True)))
@@ -141,7 +143,9 @@ class FlowerCohort:
                 if int(tau.max()) > 0:
                     self.memory.rounds[who] = k
                 faults = tuple(self.faults) if len(who) else ()  # where all diverged, so did the run
-                return who, report._replace(faults=faults, width=self.width)
+                lasted = round(time.monotonic() - start, 6)
+                timing = report.timing and report.timing._replace(seconds=lasted)  # void attempts took their time too
+                return who, report._replace(faults=faults, width=self.width, timing=timing)
             for fault in self.faults[marked:]:
                 fault["what"] += f" (attempt {attempt}, void)"
             marked = len(self.faults)
@@ -159,9 +163,11 @@ class FlowerCohort:
         asked: Mapping[str, Value] = {"part": part, "finetune": finetune}
         sent, deadline = self._send(k, order, ids, dict.fromkeys(ids, asked)), time.monotonic() + self.timeout
         found: dict[int, list[float]] = {}
+        seconds: dict[int, float] = {}
         for i in (i for i in ids if i in sent):
             try:
                 found[i] = self._wait_for_scores(i, sent[i], int(rows[i]), deadline)
+                seconds[i] = round(self.inbox.arrived[sent[i].message], 6)
             except ClientDiverged:
                 found[i] = [math.nan] * len(self.task.scores)
             except InvalidAnswer as error:
@@ -172,7 +178,8 @@ class FlowerCohort:
         values = dict(zip(self.task.scores, table.unbind(1), strict=True))
         what = "validation" if part == "val" else "test"
         named = (Fault(client=fault["client"], what=f"{what}: {fault['what']}") for fault in faults)
-        return ClientScores(who, rows[who], values, tuple(named))
+        took = torch.tensor([seconds.get(i, math.nan) for i in found], dtype=torch.float64)
+        return ClientScores(who, rows[who], values, tuple(named), took)
 
     def _wait_for_scores(self, i: int, sent: PendingOrder, rows: int, deadline: float) -> list[float]:
         """The values of one client, checked."""
@@ -196,19 +203,17 @@ class FlowerCohort:
         each: dict[str, list[float]] = {}
         norms: list[list[float]] = []
         who: list[int] = []
-        for (
-            i
-        ) in ids:  # in a fixed order, so that sums are the same every time; the others' answers wait at the SuperLink
-            if i not in sent:
-                continue
+        times: list[AnswerTimes] = []
+        for i in (i for i in ids if i in sent):  # in a fixed order, so that sums are the same every time
             try:
-                numbers, vectors = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
+                numbers, vectors, took = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
                 self._check_variances(order, vectors)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
                 continue
             who.append(i)
+            times.append(took)
             weight = self.weights[i : i + 1].double()
             aggregator.add(aggregator.reduce(weight, {name: v.double()[None] for name, v in vectors.items()}))
             norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
@@ -219,7 +224,8 @@ class FlowerCohort:
         mean = {name: v.to(order.w) for name, v in aggregator.close(mass).items()}
         limited = aggregator.limit_numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
         lengths = Norms(answered, torch.tensor(norms).T) if who else None
-        return answered, Report(mean, limited, mass / float(self.weights.double().sum()), norms=lengths)
+        share = mass / float(self.weights.double().sum())
+        return answered, Report(mean, limited, share, norms=lengths, timing=report_times(0.0, times))
 
     def _send(
         self, k: int, order: Order, ids: list[int], asked: Mapping[int, Mapping[str, Value]]
@@ -245,17 +251,21 @@ class FlowerCohort:
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
+        self.inbox.start_clock()
         ids_sent = zip(here, self.grid.push_messages(messages), strict=True)
         pending = {i: PendingOrder(str(message), k, drop) for i, message in ids_sent if message}
+        bytes_down = self.width * sum(v.numel() for v in named.values()) + 8
+        self.inbox.await_answers([sent.message for sent in pending.values()], bytes_down)
         for i in set(here) - set(pending):
             self._fault(i, "could not be asked: the SuperLink does not know its node")
         return pending
 
     def _wait_for_answer(
         self, i: int, sent: PendingOrder, tau: int, form: AnswerForm, deadline: float
-    ) -> tuple[dict[str, float], Named]:
-        """Numbers and vectors of one client, checked."""
-        settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
+    ) -> tuple[dict[str, float], Named, AnswerTimes]:
+        """Numbers and vectors of one client, checked, and how long it took."""
+        reply = self._wait_for_reply(i, sent, deadline)
+        settings, numbers, arrays = read_answer(reply)
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
         if set(numbers) != wanted or set(arrays) != set(lengths):
@@ -266,10 +276,14 @@ class FlowerCohort:
             *self.algorithm.nonnegative,
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
-        return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
+        found = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
+        vectors = {
             name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
             for name, array in arrays.items()
         }
+        arrived = self.inbox.arrived[sent.message]
+        up = self.width * sum(lengths.values()) + 8 * (len(numbers) + 1)  # with tau
+        return found, vectors, measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, up)
 
     def _check_variances(self, order: Order, vectors: Named) -> None:
         """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
@@ -284,13 +298,13 @@ class FlowerCohort:
 
     def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float) -> Message:
         """A client's answer; InvalidAnswer where there is none until the deadline."""
-        while not (replies := list(self.grid.pull_messages([sent.message]))):
+        while (reply := self.inbox.take(sent.message)) is None:
             if time.monotonic() > deadline:
                 self._late.setdefault(i, []).append(sent)
                 raise InvalidAnswer(f"timed out after {self.timeout:g} s")
             waited = time.monotonic() + self.timeout - deadline
             time.sleep(min(max(waited / 10, _SHORT_POLL), _POLL_SECONDS))
-        return replies[0]
+        return reply
 
     def _wait_for_clients(self, clients: int) -> None:
         """Waits until every client is there; each is waited for once, at the start."""

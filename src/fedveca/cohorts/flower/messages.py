@@ -16,6 +16,7 @@ Vectors = dict[str, NDArray[np.generic]]
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
 _RECORDS = {"answer": ConfigRecord, "numbers": MetricRecord, "vectors": ArrayRecord}
+TIMES = "times"  # what a node measured; an answer need not have it
 _TEXT_CHARACTERS = 200  # characters of a node's text that a sentence repeats
 _NAMES, _NAME_CHARACTERS = 8, 60  # names that a sentence lists, and characters of each
 MOST_ROWS = 2**40
@@ -29,9 +30,18 @@ def read_order(message: Message) -> tuple[dict[str, object], Vectors]:
     return dict(content.config_records["order"]), {name: array.numpy() for name, array in arrays.items()}
 
 
-def make_reply(message: Message, settings: Settings, numbers: Mapping[str, float], vectors: Vectors) -> Message:
-    """The answer to an order: vectors as they travel, numbers one by one."""
-    return Message(_make_content("answer", settings, vectors, numbers), reply_to=message)
+def make_reply(
+    message: Message,
+    settings: Settings,
+    numbers: Mapping[str, float],
+    vectors: Vectors,
+    times: Mapping[str, float] | None = None,
+) -> Message:
+    """The answer to an order: vectors as they travel, numbers one by one, and what the node measured."""
+    content = _make_content("answer", settings, vectors, numbers)
+    if times:
+        content[TIMES] = MetricRecord(dict(times))
+    return Message(content, reply_to=message)
 
 
 def make_question(node: int, settings: Settings, ttl: float) -> Message:
@@ -88,9 +98,9 @@ def read_answer(message: Message) -> tuple[dict[str, object], dict[str, object],
         content = dict(message.content)
     except Exception as error:
         raise InvalidAnswer("sent garbage: its reply cannot be read") from error
-    if "answer" not in content or not content.keys() <= _RECORDS.keys():
+    if "answer" not in content or not content.keys() <= {*_RECORDS, TIMES}:
         raise InvalidAnswer(f"sent garbage: no answer in its reply, but {quote_names(content.keys())}")
-    if any(not isinstance(content[name], _RECORDS[name]) for name in content):
+    if any(not isinstance(content[name], _RECORDS.get(name, MetricRecord)) for name in content):
         raise InvalidAnswer("sent garbage: a record of its reply is of the wrong kind")
     empty: Mapping[str, object] = {}
     settings, numbers, vectors = (content.get(name, empty) for name in _RECORDS)

@@ -22,7 +22,7 @@ from fedveca.views.comparison_text import (
 )
 from fedveca.views.series import AXES
 
-COST_HEADINGS = AXES | {"rounds": "rounds", "bytes": "MB sent"} | {"clock": "simulated s", "joules": "joules"}
+COST_HEADINGS = AXES | {"rounds": "rounds", "bytes": "MB sent"} | {"clock": "device s", "joules": "joules"}
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins with one may be run by a spreadsheet
 
 

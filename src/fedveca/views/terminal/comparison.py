@@ -26,7 +26,7 @@ from fedveca.views.comparison_text import (
 from fedveca.views.series import AXES, Which, group_curves
 from fedveca.views.targets import Target, find_main_target
 
-COST_LABELS = AXES | {"rounds": "rounds", "bytes": "MB"} | {"clock": "simulated s", "joules": "joules"}
+COST_LABELS = AXES | {"rounds": "rounds", "bytes": "MB"} | {"clock": "device s", "joules": "joules"}
 
 
 class Column(NamedTuple):

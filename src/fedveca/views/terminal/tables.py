@@ -70,8 +70,10 @@ def describe_work(run: Run) -> str:
 
 
 def describe_simulated_time(run: Run) -> str:
-    """What a run took on simulated devices; "" where it has none."""
+    """What a run took on the devices of its clients, simulated or real; "" where nobody knows."""
     clock, joules = get_number(run.summary, "clock"), get_number(run.summary, "joules")
     if clock is None:
         return ""
+    if not run.experiment.devices:
+        return f"on its nodes: {clock:,.1f} s"
     return f"on {run.experiment.devices}: {clock:,.1f} simulated s" + ("" if joules is None else f", {joules:,.4g} J")

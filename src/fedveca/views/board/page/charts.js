@@ -97,7 +97,7 @@ export class Charts {
     Object.assign(this, { data, cells, clients, lines, heatName: heat, spreadName: spread });
     const runs = Object.values(data.runs);
     runs.forEach((run) => addQuantities(run.custom));
-    for (const option of byId("axis").querySelectorAll("[value=clock], [value=joules]")) { // of runs on simulated devices
+    for (const option of byId("axis").querySelectorAll("[value=clock], [value=joules]")) { // simulated, or measured in a deployment
       option.hidden = option.disabled = !runs.length || !runs.every((run) => run.names.includes(option.value));
       if (option.disabled && runs.length && view.axis === option.value) { view.axis = "round"; return this.zoom(null); }
     }

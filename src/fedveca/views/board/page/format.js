@@ -2,7 +2,7 @@
 
 import { ask, make } from "./dom.js";
 
-export const AXES = { round: "round", steps: "local steps", rows: "gradient rows", bytes: "bytes sent", seconds: "seconds", clock: "simulated seconds", joules: "joules" };
+export const AXES = { round: "round", steps: "local steps", rows: "gradient rows", bytes: "bytes sent", seconds: "seconds", clock: "device seconds", joules: "joules" };
 const TOTALS = {
   total_steps: { label: "Local steps in total" }, total_seconds: { label: "Seconds in total" }, kept_round: { label: "Round of the kept model" },
 };

@@ -122,7 +122,7 @@ const charts = (() => {
     const show = (event) => {
       const { metric, state, sets } = div.shown; // of the last drawing
       const digits = metric.percent ? 2 : 4, unit = metric.percent ? " %" : "";
-      const units = { seconds: "s", clock: "simulated s", joules: "J" };
+      const units = { seconds: "s", clock: "device s", joules: "J" };
       const cost = (v) => (state.axis === "bytes" ? `${(v / 1e6).toPrecision(3)} MB` : state.axis in units ? `${v.toPrecision(3)} ${units[state.axis]}` : `${Math.round(v).toLocaleString("en")} ${state.axis === "rows" ? "gradient rows" : "local steps"}`);
       const x = event.points[0].x, made = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
       out.classList.add("on");

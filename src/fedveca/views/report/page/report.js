@@ -105,7 +105,7 @@
   // Every point of every curve, one line each.
   function listCurves(section) {
     const cell = (v) => (typeof v === "string" ? `"${(/^[=+\-@\t\r]/.test(v) ? "'" : "") + v.replace(/"/g, '""')}"` : v);
-    const axes = Object.keys(section.axes), heading = { rounds: "round", steps: "local_steps", rows: "gradient_rows", clock: "simulated_seconds" };
+    const axes = Object.keys(section.axes), heading = { rounds: "round", steps: "local_steps", rows: "gradient_rows", clock: "device_seconds" };
     const lines = [["curve", "quantity", ...axes.map((axis) => heading[axis] ?? axis), "mean", "std", "seeds"].join(",")];
     for (const curve of section.curves) {
       for (const [name, band] of Object.entries(curve.metrics)) {
