@@ -24,15 +24,16 @@ from fedveca.cohorts.flower.messages import (
     check_number,
     check_range,
     check_settings,
-    check_vector,
     make_order,
     make_question,
     pack_vectors,
     quote_names,
     read_answer,
 )
-from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
+from fedveca.cohorts.flower.payload import read_vectors
+from fedveca.cohorts.flower.wire import ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
+from fedveca.cohorts.transfer import PLAIN, Transfer
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -66,7 +67,7 @@ class FlowerCohort:
         *,
         want_loss: bool = True,
         want_loss_after: bool = False,
-        wire: str = "float32",
+        transfer: Transfer = PLAIN,
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
@@ -84,7 +85,7 @@ class FlowerCohort:
                 are asked for it first, and one whose rows have another form than most is rejected.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
-            wire: How numbers of vectors travel: "float32", "float16" or "bfloat16".
+            transfer: The form in which vectors travel.
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
@@ -96,9 +97,8 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.wire, self.timeout = grid, wire, timeout
+        self.grid, self.transfer, self.timeout = grid, transfer, timeout
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
-        self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
@@ -140,7 +140,7 @@ class FlowerCohort:
                 if int(tau.max()) > 0:
                     self.memory.rounds[who] = k
                 faults = tuple(self.faults) if len(who) else ()  # where all diverged, so did the run
-                return who, report._replace(faults=faults, width=self.width)
+                return who, self.transfer.label(report._replace(faults=faults))
             for fault in self.faults[marked:]:
                 fault["what"] += f" (attempt {attempt}, void)"
             marked = len(self.faults)
@@ -236,11 +236,12 @@ class FlowerCohort:
         if not here:
             return {}
         named = {"w": order.w} | order.aux
-        vectors = pack_vectors({name: narrow(v.detach().cpu().numpy(), self.wire) for name, v in named.items()})
+        wire = self.transfer.down
+        vectors = pack_vectors({name: narrow(v.detach().cpu().numpy(), wire) for name, v in named.items()})
         ttl = 2 * self.timeout + 60
         messages = []
         for i in here:
-            settings = {"round": k, **asked[i], "wire": self.wire, **self.task.note}
+            settings = {"round": k, **asked[i], "wire": wire, **self.task.note}
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
@@ -257,18 +258,17 @@ class FlowerCohort:
         settings, numbers, arrays = read_answer(self._wait_for_reply(i, sent, deadline))
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
-        if set(numbers) != wanted or set(arrays) != set(lengths):
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *lengths])}")
+        forms = self.transfer.find_forms(lengths)
+        if set(numbers) != wanted or set(arrays) != set(forms):
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *forms])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
         positive = {
             *self.algorithm.nonnegative,
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
-        return {name: check_number(value, name, name not in positive) for name, value in numbers.items()}, {
-            name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
-            for name, array in arrays.items()
-        }
+        known = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
+        return known, read_vectors(arrays, lengths, self.transfer)
 
     def _check_variances(self, order: Order, vectors: Named) -> None:
         """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""
@@ -277,7 +277,7 @@ class FlowerCohort:
             return
         before = order.aux[STATISTICS].detach().cpu().double()[which]
         after = before + vectors[STATISTICS].double()[which]
-        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
+        rounding = 4 * ROUNDING[self.transfer.down] * before.abs() + 1e-6
         if bool((after < -rounding).any()):
             raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
 
