@@ -134,7 +134,7 @@ BAD = {
     "a scale that overflows": ("int8", change("G/scale", S * np.float32(3e38)), "sent G with a number that is not fi"),
     "a large scale": ("int8", change("G/scale", S * np.float32(1e30)), "beyond float32"),
     "no scale": ("int8", rename("G/scale", "scale"), "sent ['G', 'beta', 'grad', 'grad/scale'"),
-    "an index out of range": ("topk", change("G/index", INDICES + 60), "indices that do not rise or are not below 64"),
+    "an index out of range": ("topk", change("G/index", INDICES + 59), "indices that do not rise or are not below 64"),
     "an index far out of range": (
         "topk",
         change("G/index", INDICES + 65000),
