@@ -61,6 +61,7 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
     timing: Timing | None = None
     scale: float = 1.0  # of the server's step: shorter where answers are of older models
+    payload: int | None = None  # bytes of one client's vectors on their way; None where each number has `width` bytes
 
 
 class Outputs(NamedTuple):

@@ -12,15 +12,19 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Order
 from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
+from fedveca.cohorts.transfer import PLAIN, RESIDUAL, Transfer
 from fedveca.errors import UserError
 
 MEMORY_BYTES = 2**30  # bytes in RAM
 
 
-def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool) -> Named:
-    """What a client that was never seen remembers: the method's part, and running statistics that stay with clients."""
+def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool, transfer: Transfer = PLAIN) -> Named:
+    """What a client that was never seen remembers.
+
+    That is the method's part, running statistics that stay with clients, and what was not sent of their vectors.
+    """
     kept = {STATISTICS: order.aux[STATISTICS]} if local_statistics and STATISTICS in order.aux else {}
-    return reject_statistics(algorithm.memory(order.w), "memory") | kept
+    return reject_statistics(algorithm.memory(order.w), "memory") | kept | transfer.make_memory(algorithm, order)
 
 
 def reject_statistics(named: Named, where: str) -> Named:
@@ -35,7 +39,8 @@ def reject_statistics(named: Named, where: str) -> Named:
 
 def split_statistics(named: Named) -> tuple[Named, Tensor | None]:
     """What is the method's, and the running statistics, where there are any."""
-    return {name: v for name, v in named.items() if name != STATISTICS}, named.get(STATISTICS)
+    mine = {name: v for name, v in named.items() if name != STATISTICS and not name.startswith(RESIDUAL)}
+    return mine, named.get(STATISTICS)
 
 
 class PersistentMemory(Protocol):

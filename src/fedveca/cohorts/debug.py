@@ -29,6 +29,7 @@ from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
+from fedveca.cohorts.transfer import PLAIN, Transfer
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
@@ -65,11 +66,13 @@ class DebugCohort:
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
         held: Holdout | None = None,
+        transfer: Transfer = PLAIN,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
         self.sample = SAMPLINGS[sampling]
         self.aggregate, self.send, self.local_statistics = aggregate, send, local_statistics
+        self.transfer = transfer
         self.sizes, self.start = shares.sizes, shares.start
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, torch.device(device))
@@ -80,6 +83,7 @@ class DebugCohort:
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
+        order = self.transfer.receive(order)
         aggregator, finite, each, norms = self.aggregate(), [], [], []
         with use_one_thread():
             for client, steps in zip(ids.tolist(), tau.tolist(), strict=True):
@@ -94,7 +98,8 @@ class DebugCohort:
         together = {name: torch.cat([one[name].double().cpu() for one in each]) for name in each[0]} if each else {}
         share = mass / float(self.weights.sum())
         lengths = Norms(ids, torch.stack(norms, 1))
-        return who, Report(aggregator.close(mass), aggregator.limit_numbers(together), share, norms=lengths)
+        report = Report(aggregator.close(mass), aggregator.limit_numbers(together), share, norms=lengths)
+        return who, self.transfer.label(report)
 
     def _aggregate(self, aggregator: Aggregator, client: int, vectors: Named) -> None:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
@@ -105,7 +110,7 @@ class DebugCohort:
         algorithm, ids = self.algorithm.at(k), torch.tensor([client])
         probes = self.want_loss or algorithm.needs_loss or algorithm.needs_gradient or not steps
         place = f"round {k + 1}, client {client}"
-        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
+        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics, self.transfer))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
         with _name_place(f"{place}, begin"):
@@ -136,9 +141,10 @@ class DebugCohort:
         if self.send:
             memory, finite = memory if finite else recalled, True
             vectors, numbers = self.send(k, ids, vectors, numbers)
+        vectors, residuals = self.transfer.send(k, ids.to(w.device), vectors, recalled)
         counts = finite and _have_finite_norms(*vectors.values(), *(v[:, None] for v in numbers.values()))
         if counts:
-            self.memory.remember(ids, memory)
+            self.memory.remember(ids, memory | residuals)
         return vectors, numbers, counts
 
     def _take_local_steps(
@@ -165,7 +171,7 @@ class DebugCohort:
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """What each client finds on the rows that it holds back, as `Cohort` has it."""
-        held, found = self.held[part], []
+        held, found, order = self.held[part], [], self.transfer.receive(order)
         with use_one_thread():
             for client, trained in zip(held.ids.tolist(), held.trained_by(len(self.sizes)).tolist(), strict=True):
                 w, running = self._find_model(k, order, trained, finetune)
@@ -176,7 +182,7 @@ class DebugCohort:
     def _find_model(self, k: int, order: Order, client: int, steps: int) -> tuple[Tensor, Tensor | None]:
         """[1, P] and [1, S]: the model that a client evaluates, after so many local steps."""
         algorithm, ids = self.algorithm.at(k), torch.tensor([client])
-        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics))
+        recalled = self.memory.recall(ids, make_new_memory(algorithm, order, self.local_statistics, self.transfer))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
         place = f"round {k + 1}, client {client}"

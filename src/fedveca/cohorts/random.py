@@ -148,6 +148,12 @@ def shuffle_clients(purpose: int, seed: int, clients: int) -> Tensor:
     return _side_stream(purpose, seed, 0, torch.arange(clients)).argsort()
 
 
+def draw_fractions(purpose: int, seed: int, k: int, ids: Tensor, count: int) -> Tensor:
+    """[n, count] float32 in [0, 1), uniform on steps of 2^-24: so many numbers per client of the round."""
+    bits = _mix(_side_stream(purpose, seed, k, ids)[:, None] + torch.arange(1, count + 1, device=ids.device) * _STEP)
+    return _shift(bits, 40).float() * 2.0**-24
+
+
 def draw_normal(purpose: int, seed: int, k: int, ids: Tensor, count: int) -> Tensor:
     """[n, count] float64, standard normal, by Box and Muller; a negative seed asks the operating system for bits."""
     if seed < 0:

@@ -34,7 +34,7 @@ class NodeOrder(TypedDict):
     tau: NotRequired[int]
     part: NotRequired[HeldPart]  # in place of tau: the rows to evaluate the model on
     finetune: NotRequired[int]  # local steps before that
-    wire: NotRequired[str]
+    wire: NotRequired[str]  # the form of the order's own vectors
     token: NotRequired[int]  # of the run
     known: NotRequired[int]  # the round whose memory counts; -1 is none
 

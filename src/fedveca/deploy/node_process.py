@@ -25,7 +25,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named, Order
 from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory, make_new_memory
-from fedveca.cohorts.flower.wire import narrow, widen
+from fedveca.cohorts.flower.wire import widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.scores import LOSS
 from fedveca.deploy.client_cohort import ClientCohort
@@ -104,7 +104,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     sent = Order(named.pop("w"), named)
     files, here = NodeMemoryFiles(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
     local.memory = ClientMemory(client + 1)
-    if make_new_memory(local.algorithm, sent, local.local_statistics):
+    if make_new_memory(local.algorithm, sent, local.local_statistics, local.transfer):
         local.memory.remember(here, files.read(known))
     if "part" in order:
         return _evaluate(local, client, sent, order), {}
@@ -118,8 +118,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
         memory = local.memory.recall(here)
         files.write(k, known, {name: v[0] for name, v in memory.items()})
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
-    vectors = {name: narrow(v.cpu().numpy(), order["wire"]) for name, v in report.mean.items()}
-    return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, vectors
+    return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, local.transfer.pack(report.mean)
 
 
 def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:

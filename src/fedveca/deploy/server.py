@@ -123,7 +123,7 @@ def _connect(
         task,
         want_loss=options["want_loss"],
         want_loss_after=options["want_loss_after"],
-        wire=e.wire,
+        transfer=options["transfer"],
         timeout=e.round_timeout,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],

@@ -21,6 +21,7 @@ from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
+from fedveca.cohorts.transfer import PLAIN, Transfer
 from fedveca.errors import UserError, printable, show_value
 from fedveca.runs.clock import time_cohort, warn_untimed
 from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
@@ -200,6 +201,11 @@ def check_participation(e: Experiment, algorithm: Algorithm | type[Algorithm], n
             f"guard=on cannot go with method={name}, whose clients take the server's model for the mean of theirs; a "
             "shorter step would lead it to another point"
         )
+    if algorithm.needs_whole_step and e.wire in ("int8", "topk"):
+        raise UserError(
+            f"wire={e.wire} cannot go with method={name}, whose clients take the server's model for the mean of "
+            "theirs; take float32, float16 or bfloat16"
+        )
     if algorithm.needs_everyone and e.participation < 1:
         raise UserError(
             f"participation={e.participation} cannot go with method={name}, which converges to another point where "
@@ -255,6 +261,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "local_statistics": e.norm_stats == "local",
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
         "equal_weights": e.weights == "uniform" or e.dp_noise > 0,
+        "transfer": PLAIN if is_pooled(e.method) else Transfer(e.wire, e.wire_share, e.seed),
     }
 
 

@@ -21,7 +21,7 @@ from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory, make_new_memory
 from fedveca.cohorts.clock.buffer import BufferedCohort
 from fedveca.errors import UserError, printable
-from fedveca.runs.build import Built
+from fedveca.runs.build import Built, cohort_options
 from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.evaluate import Keeper
 from fedveca.runs.experiment import Experiment, upgrade_settings
@@ -106,8 +106,13 @@ def load_checkpoint(folder: Path, built: Built, device: str) -> tuple[Keeper, st
 
 
 def _new_memory(built: Built) -> Named:
-    order = Order(built.state.w, {STATISTICS: built.statistics} if len(built.statistics) else {})
-    return make_new_memory(built.algorithm, order, built.experiment.norm_stats == "local")
+    options = cohort_options(built.experiment)
+    return make_new_memory(built.algorithm, _first_order(built), options["local_statistics"], options["transfer"])
+
+
+def _first_order(built: Built) -> Order:
+    order = built.algorithm.order(built.state)
+    return order._replace(aux=order.aux | ({STATISTICS: built.statistics} if len(built.statistics) else {}))
 
 
 def memory_file(folder: Path) -> Path:
@@ -232,9 +237,8 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
     if isinstance(cohort, BufferedCohort):
-        first = built.algorithm.order(state)
-        first = first._replace(aux=first.aux | ({STATISTICS: running} if len(running) else {}))
-        if not cohort.load({name.removeprefix(_SCHEDULE): v for name, v in schedule.items()}, int(done), first):
+        stored = {name.removeprefix(_SCHEDULE): v for name, v in schedule.items()}
+        if not cohort.load(stored, int(done), _first_order(built)):
             raise Unfit("does not fit this run: the clients at work")
     elif schedule:
         raise Unfit("does not fit this run: it has clients at work")

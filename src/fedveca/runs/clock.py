@@ -16,6 +16,7 @@ from fedveca.cohorts.clock.fleet import Fleet
 from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.faults import Faults
 from fedveca.cohorts.random import clients_per_round
+from fedveca.cohorts.transfer import PLAIN
 from fedveca.errors import UserError, count_noun, printable
 from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.experiment import Experiment
@@ -54,7 +55,13 @@ def time_cohort(
 def make_work_rule(algorithm: Algorithm, sizes: Tensor, options: CohortOptions) -> WorkRule:
     """What clients with `sizes` [N] rows compute and send, as `options` ask of them."""
     return WorkRule(
-        algorithm, sizes, options["batch"], options["probe"], options["want_loss"], options["want_loss_after"]
+        algorithm,
+        sizes,
+        options["batch"],
+        options["probe"],
+        options["want_loss"],
+        options["want_loss_after"],
+        options.get("transfer", PLAIN),
     )
 
 

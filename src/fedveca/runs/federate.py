@@ -289,5 +289,8 @@ def advise(recent: Iterable[tuple[int, Norms]], guarded: bool = False) -> str:
 def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> tuple[int, int]:
     """Bytes that cross a network, down and up: vectors as long as the method sends them, and numbers of 8 bytes."""
     down = asked * (report.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8)
-    up = answered * (report.width * sum(v.numel() for v in report.mean.values()) + 8 * len(report.each))
+    payload = report.payload
+    if payload is None:
+        payload = report.width * sum(v.numel() for v in report.mean.values())
+    up = answered * (payload + 8 * len(report.each))
     return down, up

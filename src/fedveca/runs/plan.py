@@ -12,12 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from fedveca.algorithms.contract import Order
 from fedveca.cohorts.clock.cohort import TimedCohort
 from fedveca.cohorts.clock.profiles import DeviceProfile
-from fedveca.cohorts.flower.wire import DTYPES
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built, build
 from fedveca.runs.clock_settings import read_devices
@@ -27,7 +24,7 @@ from fedveca.runs.federate import RunningStatistics, choose_clients, compose_ord
 from fedveca.runs.folder import Run
 from fedveca.runs.memory_plan import MemoryPlan, estimate_memory
 from fedveca.runs.run import run
-from fedveca.runs.schema import Round, get_number
+from fedveca.runs.schema import get_number
 
 SIMULATED, COMPUTED = "simulated", "computed"
 
@@ -123,7 +120,7 @@ def _is_fixed(built: Built, profiles: Sequence[DeviceProfile]) -> bool:
 def _compute(built: Built, profiles: Sequence[DeviceProfile]) -> Plan:
     e, cohort = built.experiment, _find_timed(built)
     predictor = TimePredictor(profiles, len(cohort.sizes), e.seed, f"devices={printable(e.devices)}")
-    order, rule = _compose_first_order(built), cohort.rule._replace(width=_find_width(e))
+    order, rule = _compose_first_order(built), cohort.rule
     seconds, down, up, joules = list[float](), 0, 0, 0.0
     for k in range(e.rounds):
         ids = choose_clients(cohort, k, e.participation, e.seed)
@@ -153,7 +150,7 @@ def _simulate(built: Built, profiles: Sequence[DeviceProfile]) -> Plan:
     done = run(e, device="cpu")
     if done.diverged:
         raise UserError(f"the experiment diverges when it is simulated: {done.summary['stopped']}")
-    seconds, records = measure_rounds(done), _fit_wire(built, cohort, done.rounds)
+    seconds, records = measure_rounds(done), done.rounds
     if e.schedule == "sync" and not built.algorithm.chooses:  # the mean over the devices' spreads, not one draw of them
         predictor = TimePredictor(profiles, len(cohort.sizes), e.seed, f"devices={printable(e.devices)}")
         seconds = [predictor.predict_record(record, cohort.rule, 0.0) for record in records]
@@ -173,23 +170,6 @@ def _simulate(built: Built, profiles: Sequence[DeviceProfile]) -> Plan:
     )
 
 
-def _fit_wire(built: Built, cohort: TimedCohort, records: Sequence[Round]) -> list[Round]:
-    """The records with the bytes that the wire of a deployment has; a simulation counts float32."""
-    width, rule = _find_width(built.experiment), cohort.rule
-    if width == rule.width:
-        return list(records)
-    order, one = _compose_first_order(built), torch.ones(1, dtype=torch.int64)
-    work = rule._replace(width=width).count_work(order, torch.zeros(1, dtype=torch.int64), one)
-    return [
-        {
-            **record,
-            "bytes_down": work.down * (len(record["ids"]) + len(record["left_out"])),
-            "bytes_up": work.up * len(record["ids"]),
-        }
-        for record in records
-    ]
-
-
 def _compose_first_order(built: Built) -> Order:
     running = RunningStatistics(built.statistics) if len(built.statistics) else None
     return compose_order(built.algorithm, built.state, running)
@@ -201,11 +181,6 @@ def _find_timed(built: Built) -> TimedCohort:
     while not hasattr(cohort, "fleet"):
         cohort = getattr(cohort, "cohort")  # noqa: B009
     return cohort  # type: ignore[return-value]
-
-
-def _find_width(e: Experiment) -> int:
-    """Bytes of a number of a vector on its way."""
-    return DTYPES[e.wire].itemsize
 
 
 def _compare(predicted: float, measured: float) -> float:

@@ -124,6 +124,7 @@ def check_together(e: SettingList) -> None:
     check_clock(e)
     _check_optimisers(e)
     _check_evaluation(e)
+    _check_wire(e)
     if not e.augment.startswith(CUSTOM):
         parse_augment(e.augment)
     if not e.metric.startswith(CUSTOM):
@@ -161,6 +162,18 @@ def _check_optimisers(e: SettingList) -> None:
         raise UserError("optimizer_state=keep needs something to keep: momentum above 0, or optimizer=adam or adamw")
     if e.lr_warmup and e.lr_warmup >= e.rounds:
         raise UserError(f"lr_warmup={e.lr_warmup} is out of range; allowed: fewer than the {e.rounds} rounds")
+
+
+def _check_wire(e: SettingList) -> None:
+    if e.wire != "float32" and e.dp_noise:
+        raise UserError(
+            f"wire={e.wire} cannot go with dp_noise: the noise is measured for vectors that arrive as they were clipped"
+        )
+    if e.wire == "topk" and e.aggregate in ("trimmed", "median"):
+        raise UserError(
+            f"aggregate={e.aggregate} cannot go with wire=topk: in each coordinate most clients send nothing; take "
+            "aggregate=mean or clip, or wire=int8"
+        )
 
 
 def _check_evaluation(e: SettingList) -> None:

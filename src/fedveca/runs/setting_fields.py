@@ -75,7 +75,7 @@ Precision = Literal["float32", "bfloat16"]
 Engine = Literal["local", "ray", "debug"]
 Norm = Literal["auto", "none", "group", "batch"]
 NormStatistics = Literal["average", "local", "fixed"]
-Wire = Literal["float32", "float16", "bfloat16"]
+Wire = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 LocalOptimizerName = Literal["sgd", "adam", "adamw"]
 ServerOptimizerName = Literal["auto", "sgd", "momentum", "adam", "yogi", "adagrad"]
 ScheduleName = Literal["constant", "cosine", "step"]
@@ -119,6 +119,13 @@ SHARE_TEXTS: dict[Share, str] = {
 WEIGHTS_TEXTS: dict[Weights, str] = {
     "rows": "its share of the rows of all clients that answered",
     "uniform": "the same for all, so that the objective is the plain mean of the clients' losses",
+}
+WIRE_TEXTS: dict[Wire, str] = {
+    "float32": "4 bytes per number, down and up",
+    "float16": "2 bytes per number, down and up",
+    "bfloat16": "2 bytes per number, down and up, with float32's range",
+    "int8": "up 1 byte per number, rounded at random so that the mean is right; down as float32",
+    "topk": "up the share wire_share of the numbers that are largest; the rest is added later; down as float32",
 }
 Auto = Literal["auto"]
 

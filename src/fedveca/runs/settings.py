@@ -18,6 +18,7 @@ from fedveca.runs.setting_fields import (
     SHARE_TEXTS,
     TEST_BY_TEXTS,
     WEIGHTS_TEXTS,
+    WIRE_TEXTS,
     AggregationName,
     Auto,
     DataName,
@@ -258,7 +259,10 @@ class SettingList:
     )
     round_timeout: float = _machines.rare(300.0, "Flower: seconds a round may take", low=0, high=86400, open_ends=True)
     min_clients: int = _machines.rare(1, "Flower: a round with fewer answers is void and repeated", low=1)
-    wire: Wire = _machines.rare("float32", "Flower: form of vectors on the wire", of=get_args(Wire))
+    wire: Wire = _machines.rare("float32", "form in which vectors travel, in a simulation too", of=WIRE_TEXTS)
+    wire_share: float = _machines.rare(
+        0.1, "wire=topk: share of a vector's numbers that a client sends", low=0, high=1, open_ends="low"
+    )
     data_dir: str = _task.rare("", "folder that holds the data set (else FEDVECA_DATA, the cache, the mirrors)")
     dyn: float = method_option(_methods.rare, "dyn")
     exp_eps: float = method_option(_methods.rare, "exp_eps")

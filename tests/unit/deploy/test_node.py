@@ -20,6 +20,7 @@ from fedveca.algorithms.contract import Order
 from fedveca.cli import main
 from fedveca.cohorts.aggregate import Mean
 from fedveca.cohorts.client_memory import ClientMemory
+from fedveca.cohorts.encodings import TopKEncoding
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy import private_api
@@ -126,7 +127,7 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
         (["method=centralised"], "no clients"),
         (["min_clients=9"], "min_clients=9"),
         (["--nodes", "0"], "clients=0"),
-        (["wire=int8"], "wire=int8"),
+        (["wire=int9"], "wire=int9"),
         (["round_timeout=0"], "round_timeout"),
         (["lr=x"], "lr=x"),
         (["partition=case2", "--nodes", "99999"], "99999"),
@@ -394,7 +395,11 @@ def test_options_of_a_cohort_are_the_settings() -> None:
     }
     assert cohort_options(e.replace(weights="uniform"))["equal_weights"]
     assert cohort_options(e.replace(dp_noise=1.0, norm_stats="fixed"))["equal_weights"]
-    assert cohort_options(e) == expected | {"aggregate": Mean}
+    options = cohort_options(e)
+    assert options.pop("transfer").wire == "float32"
+    assert options == expected | {"aggregate": Mean}
+    transfer = cohort_options(e.replace(wire="topk", wire_share=0.3))["transfer"]
+    assert (transfer.encoding, transfer.seed) == (TopKEncoding(0.3), 5)
     for keep, after in (("best", False), ("rollback", True)):
         changed = e.replace(keep=keep, aggregate="clip", aggregate_clip=2.5, aggregate_trim=0.3)
         options = cohort_options(changed)

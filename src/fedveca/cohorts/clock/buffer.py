@@ -131,7 +131,8 @@ class BufferedCohort:
         norms = [report.norms for report in reports if report.norms]
         joined = Norms(torch.cat([n.ids for n in norms]), torch.cat([n.norms for n in norms], 1)) if norms else None
         report = Report(mean, each, math.fsum(r.mass for r in reports), reports[0].width, faults, joined)
-        return who[place], report._replace(scale=total / math.fsum(rows.values()))
+        scale = total / math.fsum(rows.values())
+        return who[place], report._replace(scale=scale, payload=reports[0].payload)
 
     def _sum_joules(self, groups: Mapping[int, list[Flight]]) -> float:
         total = 0.0

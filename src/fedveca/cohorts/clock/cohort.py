@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Order, Report, Timing, start_client
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Order, Report, Timing
+from fedveca.cohorts.answer_form import find_answer
 from fedveca.cohorts.client_memory import PersistentMemory
 from fedveca.cohorts.clock.fleet import Fleet, Work
 from fedveca.cohorts.clock.profiles import LatePolicy
 from fedveca.cohorts.clock.schedule import close_round
 from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart
+from fedveca.cohorts.transfer import PLAIN, Transfer
 
 UNAVAILABLE, LATE_ANSWER = "unavailable", "late"  # what the record says of a client that does not count
 FindAbsent = Callable[[int, Tensor], dict[int, str]]  # (round, ids [n]) -> those of them that never answer, and why
@@ -29,11 +31,11 @@ class WorkRule(NamedTuple):
     probe: int  # rows on which a client computes F_i(w_k); 0 is all
     want_loss: bool  # whether the run needs F_i(w_k)
     want_loss_after: bool  # and F_i of the local model
-    width: int = 4  # bytes of one number of a vector on its way
+    transfer: Transfer = PLAIN
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:
         """The work of tau [n] local steps; where all are 0, clients only compute their loss."""
-        down = self.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
+        down = self.transfer.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8
         rows, loss_rows = self.count_rows(ids, tau)
         if not bool((tau > 0).any()):
             return Work(rows, loss_rows, down, 8 * len(("loss", "tau")))
@@ -52,17 +54,12 @@ class WorkRule(NamedTuple):
 
     def _count_answer(self, order: Order) -> int:
         """Bytes of an answer: the vectors and numbers of `finish`, the steps taken, and losses."""
-        method, w = self.algorithm, order.w
-        bare = order._replace(aux={name: v for name, v in order.aux.items() if name != STATISTICS})
-        one = torch.ones(1, device=w.device)
-        s = start_client(method, bare, method.memory(w), w, one)
-        vectors, numbers, _ = method.finish(bare, s, w, one)
-        length = sum(v.numel() for v in vectors.values())
-        length += order.aux[STATISTICS].numel() if STATISTICS in order.aux else 0
+        method, (lengths, numbers) = self.algorithm, find_answer(self.algorithm, order)
+        lengths |= {STATISTICS: order.aux[STATISTICS].numel()} if STATISTICS in order.aux else {}
         names = {*numbers, "tau"}
         names |= {"loss"} if self.want_loss or method.needs_loss or method.needs_gradient else set()
         names |= {"after"} if self.want_loss_after else set()
-        return self.width * length + 8 * len(names)
+        return self.transfer.count_bytes(lengths) + 8 * len(names)
 
 
 class TimedCohort:

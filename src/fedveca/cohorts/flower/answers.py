@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Order, start_client
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Order
 from fedveca.algorithms.layout import NO_LAYOUT, Layout
-from fedveca.cohorts.client_memory import split_statistics
-from fedveca.cohorts.flower.messages import (
-    Value,
-)
-
-if TYPE_CHECKING:
-    pass
+from fedveca.cohorts.answer_form import find_answer
+from fedveca.cohorts.flower.messages import Value
 
 
 class NodeTask(NamedTuple):
@@ -54,12 +48,7 @@ class AnswerForm(NamedTuple):
     @staticmethod
     def find(algorithm: Algorithm, order: Order, want_loss: bool, want_loss_after: bool, statistics: int) -> AnswerForm:
         """As a client that takes no step finds it."""
-        aux, _ = split_statistics(order.aux)
-        order = Order(order.w.cpu(), {name: v.cpu() for name, v in aux.items()})
-        memory = {name: v[None] for name, v in algorithm.memory(order.w).items()}
-        w = algorithm.begin(order, memory).expand(1, -1)
-        s = start_client(algorithm, order, memory, torch.zeros_like(w), torch.ones(1, 1))
-        vectors, numbers, _ = algorithm.finish(order, s, w, torch.ones(1, 1))
+        vectors, numbers = find_answer(algorithm, order)
         losses = {"loss"} if want_loss or algorithm.needs_loss or algorithm.needs_gradient else set()
-        lengths = {name: v.shape[-1] for name, v in vectors.items()} | ({STATISTICS: statistics} if statistics else {})
-        return AnswerForm({*numbers} | losses | ({"after"} if want_loss_after else set()), lengths)
+        lengths = vectors | ({STATISTICS: statistics} if statistics else {})
+        return AnswerForm(numbers | losses | ({"after"} if want_loss_after else set()), lengths)

@@ -24,16 +24,17 @@ from fedveca.cohorts.flower.messages import (
     check_number,
     check_range,
     check_settings,
-    check_vector,
     make_order,
     make_question,
     pack_vectors,
     quote_names,
     read_answer,
 )
+from fedveca.cohorts.flower.payload import read_vectors
 from fedveca.cohorts.flower.times import AnswerTimes, Inbox, measure_answer, report_times
-from fedveca.cohorts.flower.wire import DTYPES, ROUNDING, narrow
+from fedveca.cohorts.flower.wire import ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
+from fedveca.cohorts.transfer import PLAIN, Transfer
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -68,7 +69,7 @@ class FlowerCohort:
         *,
         want_loss: bool = True,
         want_loss_after: bool = False,
-        wire: str = "float32",
+        transfer: Transfer = PLAIN,
         timeout: float = 300.0,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
@@ -86,7 +87,7 @@ class FlowerCohort:
                 are asked for it first, and one whose rows have another form than most is rejected.
             want_loss: Whether F_i(w_k) is reported by a method that does not need its gradient.
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
-            wire: How numbers of vectors travel: "float32", "float16" or "bfloat16".
+            transfer: The form in which vectors travel.
             timeout: Seconds until a client that has not answered is left out of a round.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
@@ -98,10 +99,9 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.wire, self.timeout = grid, wire, timeout
+        self.grid, self.transfer, self.timeout = grid, transfer, timeout
         self.inbox = Inbox(grid)
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
-        self.width = DTYPES[wire].itemsize  # bytes of a number on its way
         self.memory = NodeLedger(clients)
         self.faults: list[Fault] = []  # of the last round
         self._diverged: set[int] = set()  # clients that say so in this attempt
@@ -145,7 +145,7 @@ class FlowerCohort:
                 faults = tuple(self.faults) if len(who) else ()  # where all diverged, so did the run
                 lasted = round(time.monotonic() - start, 6)
                 timing = report.timing and report.timing._replace(seconds=lasted)  # void attempts took their time too
-                return who, report._replace(faults=faults, width=self.width, timing=timing)
+                return who, self.transfer.label(report._replace(faults=faults, timing=timing))
             for fault in self.faults[marked:]:
                 fault["what"] += f" (attempt {attempt}, void)"
             marked = len(self.faults)
@@ -243,18 +243,19 @@ class FlowerCohort:
         if not here:
             return {}
         named = {"w": order.w} | order.aux
-        vectors = pack_vectors({name: narrow(v.detach().cpu().numpy(), self.wire) for name, v in named.items()})
+        wire = self.transfer.down
+        vectors = pack_vectors({name: narrow(v.detach().cpu().numpy(), wire) for name, v in named.items()})
         ttl = 2 * self.timeout + 60
         messages = []
         for i in here:
-            settings = {"round": k, **asked[i], "wire": self.wire, **self.task.note}
+            settings = {"round": k, **asked[i], "wire": wire, **self.task.note}
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
             messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
         self.inbox.start_clock()
         ids_sent = zip(here, self.grid.push_messages(messages), strict=True)
         pending = {i: PendingOrder(str(message), k, drop) for i, message in ids_sent if message}
-        bytes_down = self.width * sum(v.numel() for v in named.values()) + 8
+        bytes_down = self.transfer.width * sum(v.numel() for v in named.values()) + 8
         self.inbox.await_answers([sent.message for sent in pending.values()], bytes_down)
         for i in set(here) - set(pending):
             self._fault(i, "could not be asked: the SuperLink does not know its node")
@@ -268,8 +269,9 @@ class FlowerCohort:
         settings, numbers, arrays = read_answer(reply)
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
-        if set(numbers) != wanted or set(arrays) != set(lengths):
-            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *lengths])}")
+        forms = self.transfer.find_forms(lengths)
+        if set(numbers) != wanted or set(arrays) != set(forms):
+            raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *forms])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
         positive = {
@@ -277,12 +279,9 @@ class FlowerCohort:
             *LOSS_NUMBERS,
         }  # a node minimises a loss of this package, so it is known
         found = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
-        vectors = {
-            name: torch.from_numpy(check_vector(array, lengths[name], self.wire, name))
-            for name, array in arrays.items()
-        }
+        vectors = read_vectors(arrays, lengths, self.transfer)
         arrived = self.inbox.arrived[sent.message]
-        up = self.width * sum(lengths.values()) + 8 * (len(numbers) + 1)  # with tau
+        up = self.transfer.count_bytes(lengths) + 8 * (len(numbers) + 1)  # with tau
         return found, vectors, measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, up)
 
     def _check_variances(self, order: Order, vectors: Named) -> None:
@@ -292,7 +291,7 @@ class FlowerCohort:
             return
         before = order.aux[STATISTICS].detach().cpu().double()[which]
         after = before + vectors[STATISTICS].double()[which]
-        rounding = 4 * ROUNDING[self.wire] * before.abs() + 1e-6
+        rounding = 4 * ROUNDING[self.transfer.down] * before.abs() + 1e-6
         if bool((after < -rounding).any()):
             raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
 

@@ -141,6 +141,11 @@ def check_range(value: object, name: str, low: float, high: float) -> float:
 
 def check_vector(array: Array, size: int, wire: str, name: str) -> NDArray[np.generic]:
     """One vector of an answer, checked: float32 [size], every number and the square of its norm finite."""
+    return check_norm(widen(check_array(array, size, DTYPES[wire], wire, name), wire), name)
+
+
+def check_array(array: Array, size: int, dtype: np.dtype[np.generic], said: str, name: str) -> NDArray[np.generic]:
+    """One array of an answer, checked: [size] of this type, which a sentence calls `said`."""
     name = bound_text(name, bare=True)
     try:
         v: NDArray[np.generic] = array.numpy()
@@ -148,9 +153,14 @@ def check_vector(array: Array, size: int, wire: str, name: str) -> NDArray[np.ge
         raise InvalidAnswer(f"sent garbage for {name}") from error
     if v.shape != (size,):
         raise InvalidAnswer(f"sent {name} of shape {bound_text(list(v.shape))}, not [{size}]")
-    if v.dtype != DTYPES[wire]:
-        raise InvalidAnswer(f"sent {name} as {bound_text(str(v.dtype), bare=True)}, not as {wire}")
-    v = widen(v, wire)
+    if v.dtype != dtype:
+        raise InvalidAnswer(f"sent {name} as {bound_text(str(v.dtype), bare=True)}, not as {said}")
+    return v
+
+
+def check_norm(v: NDArray[np.generic], name: str) -> NDArray[np.generic]:
+    """A float32 vector of an answer, every number and the square of its norm checked to be finite."""
+    name = bound_text(name, bare=True)
     if not np.isfinite(v).all():
         raise InvalidAnswer(f"sent {name} with a number that is not finite")
     norm = float(np.linalg.norm(v.astype(np.float64)))

@@ -34,6 +34,7 @@ from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
+from fedveca.cohorts.transfer import PLAIN, Transfer
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -81,6 +82,7 @@ class LocalCohort:
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
         held: Holdout | None = None,
+        transfer: Transfer = PLAIN,
     ) -> None:
         """Copies the clients' rows to the device, each client's side by side.
 
@@ -108,6 +110,7 @@ class LocalCohort:
             local_statistics: Whether a client trains with running statistics of its own, which it remembers; else it
                 starts each round from the server's.
             held: The rows that clients hold back and evaluate; None where they hold none.
+            transfer: The form in which vectors reach the clients and the server.
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
@@ -115,7 +118,7 @@ class LocalCohort:
         self.device = torch.device(device)
         self.sizes = shares.sizes  # [N] D_i
         self.aggregate, self.send, self.equal_weights = aggregate, send, equal_weights
-        self.local_statistics = local_statistics
+        self.local_statistics, self.transfer = local_statistics, transfer
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
         self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
@@ -147,6 +150,7 @@ class LocalCohort:
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
+        order = self.transfer.receive(order)
         by_tau = torch.argsort(tau, descending=True, stable=True)
         everyone = Chunk.make(ids[by_tau], tau[by_tau], self.start, self.device)
         aggregator = self.aggregate()
@@ -165,10 +169,12 @@ class LocalCohort:
         mass = float(self.weights[who].sum())
         norms = Norms(everyone.ids, torch.cat([part.norms for part in results], 1))
         each |= {"tau": tau[finite].double()}
-        return who, Report(aggregator.close(mass), each, mass / self.total_weight, norms=norms)
+        report = Report(aggregator.close(mass), each, mass / self.total_weight, norms=norms)
+        return who, self.transfer.label(report)
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """What each client finds on the rows that it holds back, as `Cohort` has it."""
+        order = self.transfer.receive(order)
         held, steps = self.held[part], torch.full_like(self.held[part].ids, finetune)
         if not len(held.ids):
             return held.collect(self.problem, ())
@@ -186,10 +192,13 @@ class LocalCohort:
         with use_tensor_cores(self.device):
             return held.collect(self.problem, chain.from_iterable(self.pool.map(work, jobs)))
 
+    def _make_memory(self, algorithm: Algorithm, order: Order) -> Named:
+        return make_new_memory(algorithm, order, self.local_statistics, self.transfer)
+
     def _find_models(self, k: int, order: Order, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
         """[n, P] and [n, S]: the models that clients evaluate, after the chunk's steps where it has any."""
         algorithm = self.algorithm.at(k)
-        recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
+        recalled = self.memory.recall(chunk.ids, self._make_memory(algorithm, order))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)
@@ -229,7 +238,7 @@ class LocalCohort:
         """start, step x tau, finish, for clients in falling order of tau."""
         algorithm = self.algorithm.at(k)
         most = int(chunk.tau[0])
-        recalled = self.memory.recall(chunk.ids, make_new_memory(algorithm, order, self.local_statistics))
+        recalled = self.memory.recall(chunk.ids, self._make_memory(algorithm, order))
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)  # a method sees what is its own
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)  # [n, P]
@@ -237,7 +246,7 @@ class LocalCohort:
         want_loss = self.want_loss or algorithm.needs_loss or most == 0
         loss, g0 = self._probe(w, running, chunk, want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
-            return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {})
+            return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {}, {})
         w, s, running = self._step_together(k, algorithm, order, former, loss, g0, w, running, chunk)
         vectors, each, memory = algorithm.finish(order, s, w, chunk.table[3][:, None].to(w.dtype))
         reject_statistics({**vectors, **memory}, "finish")
@@ -253,7 +262,7 @@ class LocalCohort:
         if self.send:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
             memory, local_norms = {name: torch.where(finite, v, recalled[name]) for name, v in memory.items()}, []
-        return self._make_result(k, aggregator, chunk, local_norms, vectors, each, memory)
+        return self._make_result(k, aggregator, chunk, local_norms, vectors, each, memory, recalled)
 
     def _step_together(
         self,
@@ -291,17 +300,19 @@ class LocalCohort:
         vectors: Named,
         each: Named,
         memory: Named,
+        recalled: Named,
     ) -> ChunkResult:
         """What reaches the server: a client counts if all that it sent, and its `local_norms`, are finite."""
         if self.send:
             vectors, each = self.send(k, chunk.ids, vectors, each)
+        vectors, residuals = self.transfer.send(k, chunk.table[0], vectors, recalled)
         numbers = torch.stack([*local_norms, *(v.norm(dim=-1) for v in vectors.values()), *each.values()])
         finite, norms = torch.isfinite(numbers).all(0), numbers[len(local_norms) : len(local_norms) + len(vectors)]
         weight = finite if self.equal_weights else chunk.table[2] * finite
         if self.device.type == "cuda" or not bool(finite.all()):  # asking would make a CUDA device wait
             vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
-        return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory)
+        return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory | residuals)
 
     def _start_statistics(self, shared: Tensor | None, mine: Tensor | None, n: int) -> Tensor | None:
         """[n, S] with which the clients start, theirs to change; None where the model has none.

@@ -46,6 +46,7 @@ from fedveca.cohorts.ray.worker import (
     to_arrays,
     to_tensors,
 )
+from fedveca.cohorts.transfer import PLAIN
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -108,6 +109,7 @@ class RayCohort:
         held = options.pop("held", None)
         self.parts = [shares, held.val, held.test] if held else [shares]
         self.options, self.gpus, self.sizes = options, gpus, shares.sizes
+        self.transfer = options.get("transfer", PLAIN)
         self.weights = torch.ones_like(self.sizes) if options.get("equal_weights") else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
         connect(address, 16 * len(x) if isinstance(x, LazyRows) else 2 * x.numel() * x.element_size())
@@ -143,8 +145,8 @@ class RayCohort:
             self._history.append(turn)
             if len(self._history) >= _HISTORY:
                 self._collect()
-        mean = to_tensors(total.mean, order.w.device)
-        return who, Report(mean, each, total.mass / self.total_weight, norms=norms)
+        report = Report(to_tensors(total.mean, order.w.device), each, total.mass / self.total_weight, norms=norms)
+        return who, self.transfer.label(report)
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """What each client finds on the rows that it holds back, as `Cohort` has it; a lost worker's is asked anew."""
@@ -165,7 +167,8 @@ class RayCohort:
 
     def _prepare_workers(self, order: Order) -> None:
         """Gives the workers what the clients of a run that is resumed remember, before the first call."""
-        memory = make_new_memory(self.algorithm, order, self.options.get("local_statistics", False))
+        local = self.options.get("local_statistics", False)
+        memory = make_new_memory(self.algorithm, order, local, self.transfer)
         self._width = sum(v.shape[-1] for v in memory.values())
         if self._memory.resets != self._resets:
             self._resets = self._memory.resets

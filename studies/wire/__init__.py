@@ -1,0 +1,1 @@
+"""Accuracy against bytes up: the forms of `wire`, under three methods."""
