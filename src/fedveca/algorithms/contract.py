@@ -60,6 +60,7 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
     timing: Timing | None = None
     scale: float = 1.0  # of the server's step: shorter where answers are of older models
+    overhead: tuple[int, int] = (0, 0)  # bytes down and up of secure aggregation, beyond order and answers
 
 
 class Outputs(NamedTuple):

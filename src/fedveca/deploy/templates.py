@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from fedveca.deploy.peers import write_peers
 from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
@@ -143,7 +144,12 @@ def _write(folder: Path, e: Experiment, host: Host, port: int) -> None:
         write_key(folder / f"node-{i}" / "key", server / "keys" / f"node-{i}.pub")
         shutil.copy(server / "tls" / "ca.pem", folder / f"node-{i}" / "ca.pem")
         _write_script(folder / f"node-{i}" / "start.sh", _NODE.format(i=i, address=address, clients=e.clients))
-    pin(folder / "app", [folder / f"node-{i}" for i in range(e.clients)])
+    nodes = [folder / f"node-{i}" for i in range(e.clients)]
+    pin(folder / "app", nodes)
+    if e.secure == "on":
+        from fedveca.runs.secure import find_quorum  # loads PyTorch
+
+        write_peers(nodes, server / "keys", find_quorum(e, e.clients)[1])
 
 
 def _write_script(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from fedveca.cohorts.clock.fleet import Fleet
 from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.faults import Faults
 from fedveca.cohorts.random import clients_per_round
+from fedveca.cohorts.secure.lengths import WORD_BYTES
 from fedveca.errors import UserError, count_noun, printable
 from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.experiment import Experiment
@@ -37,6 +38,7 @@ def time_cohort(
         options["probe"],
         options["want_loss"],
         options["want_loss_after"],
+        WORD_BYTES if e.secure == "on" else 4,
     )
     if e.schedule == "buffered":
         _check_method(e, algorithm)

@@ -289,4 +289,4 @@ def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> tup
     """Bytes that cross a network, down and up: vectors as long as the method sends them, and numbers of 8 bytes."""
     down = asked * (report.width * sum(v.numel() for v in (order.w, *order.aux.values())) + 8)
     up = answered * (report.width * sum(v.numel() for v in report.mean.values()) + 8 * len(report.each))
-    return down, up
+    return down + report.overhead[0], up + report.overhead[1]

@@ -30,6 +30,7 @@ class WorkRule(NamedTuple):
     probe: int  # rows on which a client computes F_i(w_k); 0 is all
     want_loss: bool  # whether the run needs F_i(w_k)
     want_loss_after: bool  # and F_i of the local model
+    width: int = _WIDTH  # bytes of one number of a vector that a client sends
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:
         """The work of tau [n] local steps; where all are 0, clients only compute their loss."""
@@ -55,7 +56,7 @@ class WorkRule(NamedTuple):
         names = {*numbers, "tau"}
         names |= {"loss"} if self.want_loss or method.needs_loss or method.needs_gradient else set()
         names |= {"after"} if self.want_loss_after else set()
-        return _WIDTH * length + 8 * len(names)
+        return self.width * length + 8 * len(names)
 
 
 class TimedCohort:
