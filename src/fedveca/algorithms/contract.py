@@ -62,6 +62,7 @@ class Report(NamedTuple):
     timing: Timing | None = None
     scale: float = 1.0  # of the server's step: shorter where answers are of older models
     payload: int | None = None  # bytes of one client's vectors on their way; None where each number has `width` bytes
+    overhead: tuple[int, int] = (0, 0)  # bytes down and up of secure aggregation, beyond order and answers
 
 
 class Outputs(NamedTuple):

@@ -17,6 +17,7 @@ O(P) however many clients there are; trimmed and median need all vectors of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -44,6 +45,8 @@ class Piece(NamedTuple):
 
 class Aggregator(Protocol):
     """One round of a rule."""
+
+    largest: float  # norm of a vector that it can take: a client with a longer one does not count
 
     def reduce(self, weight: Tensor, vectors: Named) -> Piece:
         """Some clients of weights [n] and vectors [n, P] each."""
@@ -87,6 +90,8 @@ def aggregation_rule(rule: str, clip: float = 0.0, trim: float = 0.2) -> Aggrega
 class Mean:
     """sum_i p_i v_i, and every number as it was reported."""
 
+    largest = math.inf
+
     def __init__(self) -> None:
         self.total: Named = {}
 
@@ -111,6 +116,8 @@ class ClippedMean:
     sqrt(2)) are summed together, as they are and at unit norm. In the end each sum below the bound counts as it is,
     and each one above it as its unit vectors times the bound.
     """
+
+    largest = math.inf
 
     def __init__(self, norm: float, trim: float) -> None:
         self.norm, self.trim = norm, trim
@@ -151,6 +158,8 @@ class ClippedMean:
 
 class TrimmedMean:
     """In each coordinate, the weighted mean of the middle values: `cut` of the weight is removed at each end."""
+
+    largest = math.inf
 
     def __init__(self, cut: float, trim: float) -> None:
         self.cut, self.trim = cut, trim

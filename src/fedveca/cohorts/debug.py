@@ -87,7 +87,7 @@ class DebugCohort:
         aggregator, finite, each, norms = self.aggregate(), [], [], []
         with use_one_thread():
             for client, steps in zip(ids.tolist(), tau.tolist(), strict=True):
-                vectors, numbers, counts = self._run_client(k, order, client, steps)
+                vectors, numbers, counts = self._run_client(k, order, client, steps, aggregator.largest)
                 finite.append(counts)
                 norms.append(torch.cat([v.norm(dim=-1) for v in vectors.values()]) if vectors else torch.empty(0))
                 if counts:
@@ -105,8 +105,8 @@ class DebugCohort:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         aggregator.add(aggregator.reduce(self.weights[client : client + 1].to(self.rows.device, dtype), vectors))
 
-    def _run_client(self, k: int, order: Order, client: int, steps: int) -> tuple[Named, Named, bool]:
-        """What a client sends, [1, P] and [1] each, and whether it counts: all of its numbers are finite."""
+    def _run_client(self, k: int, order: Order, client: int, steps: int, largest: float) -> tuple[Named, Named, bool]:
+        """What a client sends, [1, P] and [1] each, and whether it counts: all is finite, no norm above `largest`."""
         algorithm, ids = self.algorithm.at(k), torch.tensor([client])
         probes = self.want_loss or algorithm.needs_loss or algorithm.needs_gradient or not steps
         place = f"round {k + 1}, client {client}"
@@ -143,6 +143,7 @@ class DebugCohort:
             vectors, numbers = self.send(k, ids, vectors, numbers)
         vectors, residuals = self.transfer.send(k, ids.to(w.device), vectors, recalled)
         counts = finite and _have_finite_norms(*vectors.values(), *(v[:, None] for v in numbers.values()))
+        counts = counts and all(bool((v.norm(dim=-1) <= largest).all()) for v in vectors.values())
         if counts:
             self.memory.remember(ids, memory | residuals)
         return vectors, numbers, counts

@@ -37,6 +37,10 @@ class NodeOrder(TypedDict):
     wire: NotRequired[str]  # the form of the order's own vectors
     token: NotRequired[int]  # of the run
     known: NotRequired[int]  # the round whose memory counts; -1 is none
+    stage: NotRequired[str]  # of secure aggregation, in a message of its own
+    secure: NotRequired[str]  # its request, in base64
+    next: NotRequired[str]  # the request for the next round's secrets
+    fraction: NotRequired[int]  # bits behind the point of the integers that are masked
 
 
 class NodeRequest(TypedDict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from fedveca.deploy.pace import DEFAULT_POLL
+from fedveca.deploy.peers import PEERS_FILE, write_peers
 from fedveca.deploy.pin import pin
 from fedveca.deploy.processes import kill_marked
 from fedveca.deploy.provision import write_certificates, write_key
@@ -87,6 +88,14 @@ class Federation(SuperLink):
     def pin(self, app: Path) -> None:
         """Lets the nodes accept this app and no other from now on; call it before the first run."""
         pin(app, [self.folder / f"node-{i}" for i in range(self.count)])
+
+    def introduce(self, least: int) -> None:
+        """Gives every node the others' public keys, for sums of at least so many clients; 0 takes them away."""
+        nodes = [self.folder / f"node-{i}" for i in range(self.count)]
+        for node in nodes:
+            (node / PEERS_FILE).unlink(missing_ok=True)
+        if least:
+            write_peers(nodes, self.folder / "keys", least)
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
         """Starts the app's run; returns its id."""

@@ -22,6 +22,7 @@ from fedveca.runs.files import LineTail, leads_out
 from fedveca.runs.folder import Run, line_bytes, require_new
 from fedveca.runs.interrupt import LOCAL, Stopped, how_to_resume
 from fedveca.runs.observers import Observer, copy_record, observe
+from fedveca.runs.secure import find_quorum
 from fedveca.runs.validate_records import parse_object, validate_round
 
 SERVER_START_SECONDS = 300.0
@@ -65,6 +66,7 @@ def run_locally(
         with Federation(out / "deployment", e.clients, poll=poll) as federation:
             write_app(federation.folder / "app", e)
             federation.pin(federation.folder / "app")
+            federation.introduce(find_quorum(e, e.clients)[1] if e.secure == "on" else 0)
             _log.info("a SuperLink at %s:%d and %d SuperNodes are running", HOST, federation.port, e.clients)
             _log.info("their logs are in %s", federation.folder)
             where = json.dumps(str(out.absolute()))

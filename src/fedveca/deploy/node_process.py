@@ -39,6 +39,7 @@ from fedveca.deploy.exchange import (
     decode_request,
     encode,
 )
+from fedveca.deploy.node_secure import answer_stage, prepare_masking
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
@@ -85,6 +86,8 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
             if ":" in value and value != allowed:
                 allowed = allowed or f"no {name}'s code"
                 raise UserError(f"the server named {name}={printable(value)}; this node is pinned to {allowed}")
+    if "stage" in order:
+        return answer_stage(order, client, folder), {}
     if "classes" not in order:
         return _describe_client(e, client), {}
     local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
@@ -110,15 +113,18 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
         return _evaluate(local, client, sent, order), {}
     tau = order["tau"]
     local.times.clear()
+    masking = prepare_masking(order, client, folder)
+    local.aggregate = Mean if masking is None else masking.make_sum
     who, report = local(k, sent, here, torch.tensor([tau]))
     fields: dict[str, ConfigValue] = {"client": client, "round": k, "tau": tau}
     if len(who) == 0:
-        return {"fields": fields | {"diverged": True}, "numbers": {}}, {}
+        return {"fields": fields | {"diverged": True}, "numbers": {}}, masking.finish() if masking else {}
     if len(local.memory) and tau:
         memory = local.memory.recall(here)
         files.write(k, known, {name: v[0] for name, v in memory.items()})
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
-    return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, local.transfer.pack(report.mean)
+    vectors = masking.finish() if masking else local.transfer.pack(report.mean)
+    return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, vectors
 
 
 def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:

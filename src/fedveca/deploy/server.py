@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -111,12 +112,14 @@ def _connect(
     grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
 ) -> FlowerCohort:
     from fedveca.cohorts.flower.cohort import FlowerCohort
+    from fedveca.cohorts.flower.secure_cohort import SecureFlowerCohort
     from fedveca.runs.build import cohort_options, make_method
     from fedveca.runs.task_data import check_held
 
     check_deployable(e)
     options = cohort_options(e)
-    cohort = FlowerCohort(
+    kind = partial(SecureFlowerCohort, secure_threshold=e.secure_threshold) if e.secure == "on" else FlowerCohort
+    cohort = kind(
         grid,
         make_method(e),
         e.clients,
@@ -198,6 +201,10 @@ def check_deployable(e: Experiment) -> None:
     for name in ("faults", "dp_noise"):
         if getattr(e, name):
             raise UserError(f"{name}={getattr(e, name)} is for simulations; real nodes do not support it yet")
+    if e.secure == "on":
+        from fedveca.runs.secure import find_quorum
+
+        find_quorum(e, e.clients)
     if e.min_clients > e.clients:
         raise UserError(f"min_clients={e.min_clients} is more than clients={e.clients}")
 

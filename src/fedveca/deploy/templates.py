@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedveca.deploy.pace import DEFAULT_POLL, check_poll
+from fedveca.deploy.peers import write_peers
 from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
@@ -148,7 +149,12 @@ def _write(folder: Path, e: Experiment, host: Host, port: int, poll: float) -> N
         _write_script(
             folder / f"node-{i}" / "start.sh", _NODE.format(i=i, address=address, clients=e.clients, poll=poll)
         )
-    pin(folder / "app", [folder / f"node-{i}" for i in range(e.clients)])
+    nodes = [folder / f"node-{i}" for i in range(e.clients)]
+    pin(folder / "app", nodes)
+    if e.secure == "on":
+        from fedveca.runs.secure import find_quorum  # loads PyTorch
+
+        write_peers(nodes, server / "keys", find_quorum(e, e.clients)[1])
 
 
 def _write_script(path: Path, text: str) -> None:

@@ -33,6 +33,7 @@ from fedveca.runs.overrides import Partition, name_objects, try_method
 from fedveca.runs.recipes import apply_recipe
 from fedveca.runs.resources import check_memory, check_model, check_rows
 from fedveca.runs.schema import SCHEMA, Direction
+from fedveca.runs.secure import make_secure_rule, secure_cohort
 from fedveca.runs.setting_checks import is_path
 from fedveca.runs.task_data import check_held, choose_sample, hold_back, holds_back, load_data
 from fedveca.runs.weights import pack_model, read_weights
@@ -168,6 +169,10 @@ def build(
     faults = Faults(e.faults, len(shares.sizes), e.seed) if e.faults else None
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
+    if e.secure == "on":
+        options["aggregate"] = make_secure_rule(
+            e, torch.ones_like(shares.sizes) if options["equal_weights"] else shares.sizes
+        )
     options |= {
         "pixels": data.pixels,
         "send": compose_sending(privacy, faults),
@@ -179,6 +184,7 @@ def build(
         cohort = DebugCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
     else:
         cohort = LocalCohort(algorithm, problem, data.x, data.y, shares, device=device, **options)
+    cohort = secure_cohort(e, cohort) if e.secure == "on" else cohort
     cohort = FaultyCohort(cohort, faults) if faults else cohort
     cohort = time_cohort(e, cohort, algorithm, options, faults) if e.devices else cohort
     cohort = PrivateCohort(cohort, privacy) if privacy else cohort

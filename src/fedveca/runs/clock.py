@@ -16,6 +16,7 @@ from fedveca.cohorts.clock.fleet import Fleet
 from fedveca.cohorts.contract import Cohort, CohortOptions
 from fedveca.cohorts.faults import Faults
 from fedveca.cohorts.random import clients_per_round
+from fedveca.cohorts.secure.lengths import WORD_BYTES
 from fedveca.cohorts.transfer import PLAIN
 from fedveca.errors import UserError, count_noun, printable
 from fedveca.runs.clock_settings import read_devices
@@ -33,7 +34,7 @@ def time_cohort(
     if is_pooled(e.method) and not profiles[0].share:
         profiles = profiles[:1]  # one client, that of all rows
     fleet = Fleet(profiles, clients, e.seed, f"devices={printable(e.devices)}")
-    rule = make_work_rule(algorithm, cohort.sizes, options)
+    rule = make_work_rule(e, algorithm, cohort.sizes, options)
     if e.schedule == "buffered":
         _check_method(e, algorithm)
         at_once = clients_per_round(clients, e.participation)
@@ -52,7 +53,7 @@ def time_cohort(
     )
 
 
-def make_work_rule(algorithm: Algorithm, sizes: Tensor, options: CohortOptions) -> WorkRule:
+def make_work_rule(e: Experiment, algorithm: Algorithm, sizes: Tensor, options: CohortOptions) -> WorkRule:
     """What clients with `sizes` [N] rows compute and send, as `options` ask of them."""
     return WorkRule(
         algorithm,
@@ -62,6 +63,7 @@ def make_work_rule(algorithm: Algorithm, sizes: Tensor, options: CohortOptions) 
         options["want_loss"],
         options["want_loss_after"],
         options.get("transfer", PLAIN),
+        WORD_BYTES if e.secure == "on" else 0,
     )
 
 

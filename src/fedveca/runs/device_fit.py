@@ -72,7 +72,7 @@ def collect_samples(run: Run, keep: KeepRound | None = None) -> list[Sample]:
 def make_rule(run: Run) -> WorkRule:
     """What the clients of a run computed; UserError where the folder does not say how many rows they have."""
     e = run.experiment
-    return make_work_rule(make_method(e), torch.tensor(read_sizes(run)), cohort_options(e))
+    return make_work_rule(e, make_method(e), torch.tensor(read_sizes(run)), cohort_options(e))
 
 
 def read_sizes(run: Run) -> list[int]:

@@ -293,4 +293,4 @@ def _count_bytes(order: Order, report: Report, asked: int, answered: int) -> tup
     if payload is None:
         payload = report.width * sum(v.numel() for v in report.mean.values())
     up = answered * (payload + 8 * len(report.each))
-    return down, up
+    return down + report.overhead[0], up + report.overhead[1]

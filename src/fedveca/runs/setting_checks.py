@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from fedveca.algorithms.registry import CLASS
 from fedveca.cohorts.fault_settings import parse_faults
+from fedveca.cohorts.secure.secure_settings import check_secure
 from fedveca.errors import UserError, find_near, printable, quoted, show_value, suggest
 from fedveca.runs.budget import parse_budget
 from fedveca.runs.catalog import load_catalog
@@ -122,6 +123,7 @@ def check_together(e: SettingList) -> None:
     parse_budget(e.budget)
     parse_method_options(e.method_options)
     check_clock(e)
+    check_secure(e)
     _check_optimisers(e)
     _check_evaluation(e)
     _check_wire(e)

@@ -246,6 +246,15 @@ class SettingList:
     )
     dp_delta: float = _privacy.rare(1e-5, "differential privacy: delta of the epsilon", low=0, high=1, open_ends=True)
     dp_seed: int = _privacy.rare(0, "differential privacy: seed of the noise (-1: secret, never the same)", low=-1)
+    secure: OnOff = _privacy(
+        "off",
+        "secure aggregation: the server sees the clients' vectors only as a sum; their numbers (tau, loss, beta, "
+        "spread) one by one",
+        of=get_args(OnOff),
+    )
+    secure_threshold: int = _privacy.rare(
+        0, "secure=on: a round with fewer answers is void (0: two thirds of the clients asked)", low=0
+    )
     memory_mb: int = _machines.rare(1024, "MB of the clients' memory (SCAFFOLD's c_i) held in RAM, more on disk", low=0)
     engine: Engine = _machines(
         "local", "where clients run: here, on a Ray cluster, or one by one to find errors", of=get_args(Engine)

@@ -32,6 +32,7 @@ class WorkRule(NamedTuple):
     want_loss: bool  # whether the run needs F_i(w_k)
     want_loss_after: bool  # and F_i of the local model
     transfer: Transfer = PLAIN
+    word_bytes: int = 0  # of a number of a masked vector; 0 where vectors are not masked
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:
         """The work of tau [n] local steps; where all are 0, clients only compute their loss."""
@@ -59,7 +60,8 @@ class WorkRule(NamedTuple):
         names = {*numbers, "tau"}
         names |= {"loss"} if self.want_loss or method.needs_loss or method.needs_gradient else set()
         names |= {"after"} if self.want_loss_after else set()
-        return self.transfer.count_bytes(lengths) + 8 * len(names)
+        vectors = self.word_bytes * sum(lengths.values()) if self.word_bytes else self.transfer.count_bytes(lengths)
+        return vectors + 8 * len(names)
 
 
 class TimedCohort:

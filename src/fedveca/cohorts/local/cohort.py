@@ -307,7 +307,8 @@ class LocalCohort:
             vectors, each = self.send(k, chunk.ids, vectors, each)
         vectors, residuals = self.transfer.send(k, chunk.table[0], vectors, recalled)
         numbers = torch.stack([*local_norms, *(v.norm(dim=-1) for v in vectors.values()), *each.values()])
-        finite, norms = torch.isfinite(numbers).all(0), numbers[len(local_norms) : len(local_norms) + len(vectors)]
+        norms = numbers[len(local_norms) : len(local_norms) + len(vectors)]
+        finite = torch.isfinite(numbers).all(0) & (norms <= aggregator.largest).all(0)
         weight = finite if self.equal_weights else chunk.table[2] * finite
         if self.device.type == "cuda" or not bool(finite.all()):  # asking would make a CUDA device wait
             vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}

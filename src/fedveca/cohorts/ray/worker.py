@@ -26,7 +26,7 @@ NamedArrays = dict[str, NumpyArray]
 
 
 class PartialMean(NamedTuple):
-    """The weighted mean over some clients, [P] each, and the sum of their weights."""
+    """The weighted mean over some clients, [P] each, and the sum of their weights; integers are sums, secure=on."""
 
     mean: NamedArrays
     mass: float
@@ -57,11 +57,13 @@ class WorkerInfo(TypedDict):
 
 
 def merge_means(a: PartialMean, b: PartialMean) -> PartialMean:
-    """The mean over both."""
+    """The mean over both, or the sum."""
     if not (a.mass and b.mass):
         return a if a.mass else b
     mass = a.mass + b.mass
     left, right = np.float32(a.mass / mass), np.float32(b.mass / mass)
+    if any(v.dtype == np.int64 for v in a.mean.values()):
+        return PartialMean({name: v + b.mean[name] for name, v in a.mean.items()}, mass)
     return PartialMean({name: v * left + b.mean[name] * right for name, v in a.mean.items()}, mass)
 
 
