@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedveca.cohorts.flower.answers import NodeTask
+    from fedveca.cohorts.flower.answers import NodeRows, NodeTask
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.cohorts.flower.forms import NodeForm
     from fedveca.runs.experiment import Experiment
@@ -62,6 +62,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         RuntimeError: if too few clients answer, again and again; the run can be resumed.
     """
     with _report_status():
+        from fedveca.deploy.client_rows import ClientRowsObserver, read_client_rows
         from fedveca.deploy.log_observer import LogObserver
         from fedveca.deploy.node_process import make_experiment
         from fedveca.runs.experiment import name_folder
@@ -70,6 +71,8 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         from fedveca.runs.run import resume, run
 
         config = dict(context.run_config)
+        if config.get("check"):
+            return _check(grid, make_experiment(config), str(config["check"]), data)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
         e = Run.open(former).experiment if former else make_experiment(config)
         if former:
@@ -78,8 +81,8 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
             cohort, test = join_without_data(grid, e)
         else:
             test = data or load_test_data(e)
-            cohort = make_cohort(grid, e, test)
-        observers = [LogObserver()]
+            cohort = make_cohort(grid, e, test, known=read_client_rows(Path(former), e.clients) if former else None)
+        observers = [LogObserver(), ClientRowsObserver(cohort)]
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
         out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{name_folder(e.method)}-flower"
@@ -87,9 +90,39 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
-def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
-    """The federation's clients as a cohort; returns when all of them are connected."""
-    return _connect(grid, e, _make_task(e, data), say)
+def _check(grid: Grid, e: Experiment, words: str, data: Dataset | None) -> Run:
+    """Asks the nodes whether they are ready, in place of training; `words` say how long, and where to write it."""
+    from fedveca.deploy.check import check_nodes, write_check
+    from fedveca.runs.folder import Run
+
+    wait, timeout, place = words.split(" ", 2)
+    out = Path(place)
+    try:
+        check_deployable(e)
+        note: dict[str, bool | int | float | str] = {}
+        form = None
+        if e.test_by != "client" or data is not None:
+            test = data or load_test_data(e)
+            note, form = dict(_make_task(e, test).note), None if test.inputs else _find_form(test)
+        write_check(out, check_nodes(grid, e.clients, note, form, _read_nodes(), float(wait), float(timeout)))
+    except Exception as error:
+        write_check(out, [], f"the server cannot check its nodes: {error}")
+        raise
+    return Run(e, [], {})
+
+
+def make_cohort(
+    grid: Grid,
+    e: Experiment,
+    data: Dataset,
+    say: Callable[[str], None] = print,
+    known: Mapping[int, NodeRows] | None = None,
+) -> FlowerCohort:
+    """The federation's clients as a cohort; returns when all of them are connected.
+
+    Where their rows are `known` from the run that is resumed, those that are away are waited for a minute.
+    """
+    return _connect(grid, e, _make_task(e, data), say, known)
 
 
 def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = print) -> tuple[FlowerCohort, Dataset]:
@@ -104,7 +137,11 @@ def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = pr
 
 
 def _connect(
-    grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
+    grid: Grid,
+    e: Experiment,
+    task: NodeTask | Callable[[NodeForm], NodeTask],
+    say: Callable[[str], None],
+    known: Mapping[int, NodeRows] | None = None,
 ) -> FlowerCohort:
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.build import cohort_options, make_method
@@ -126,6 +163,7 @@ def _connect(
         equal_weights=options["equal_weights"],
         say=say,
         nodes=_read_nodes(),
+        known=known,
     )
     check_held(e, cohort.held["val"], cohort.held["test"])
     return cohort
@@ -166,10 +204,22 @@ def _make_rows(e: Experiment, form: NodeForm) -> Dataset:
     return Dataset(e.data, x[:0], y[:0], x, y, form.classes, form.pixels, None)
 
 
-def _read_nodes() -> dict[int, int] | None:
+def _find_form(data: Dataset) -> NodeForm:
+    """What the rows of a data set look like, as a node would say it."""
+    import torch
+
+    from fedveca.cohorts.flower.forms import NodeForm
+
+    x, y = data.x_test, data.y_test
+    return NodeForm(tuple(x.shape[1:]), tuple(y.shape[1:]), x.dtype == torch.int64, data.pixels, data.classes)
+
+
+def _read_nodes() -> Mapping[int, int] | None:
     """Which Flower node has which client's key, where whoever registered the keys wrote it down."""
+    from fedveca.deploy.nodes_file import NodeTable
+
     path = os.environ.get(NODES, "")
-    return {int(client): int(node) for client, node in json.loads(Path(path).read_text()).items()} if path else None
+    return NodeTable(Path(path)) if path else None
 
 
 def check_deployable(e: Experiment) -> None:
