@@ -171,7 +171,10 @@ def _check(args: argparse.Namespace) -> int:
     if not args.quiet and not args.json:
         show_checks(make_console(), tabulate_check(found), problems, warnings)
     result = {"ready": not problems, "certificates": days, "server": found["server"], "nodes": nodes}
-    text = f"the server's certificate is valid for {days['server.pem']} days, its authority's for {days['ca.pem']}"
+    here = found["server"]
+    versions = ", ".join(f"{'fedveca' if name == 'version' else name} {here[name]}" for name in here)
+    text = f"The server has {versions}; its certificate is valid for {days['server.pem']} days, its authority's for "
+    text += f"{days['ca.pem']:,}. A node with another version is named above." if nodes else f"{days['ca.pem']:,}."
     print_result(args, result | {"problems": problems, "warnings": warnings}, text)
     return int(bool(problems))
 

@@ -69,7 +69,6 @@ def check_nodes(
     grid: Grid,
     clients: int,
     note: Mapping[str, Value],
-    form: NodeForm | None,
     nodes: Mapping[int, int] | None,
     wait: float,
     timeout: float,
@@ -79,8 +78,8 @@ def check_nodes(
     Args:
         grid: Flower's connection to the nodes.
         clients: Number of clients N.
-        note: What every node must know: classes and pixels, where the server has data.
-        form: What rows look like at the server; None where it has no data, so that most nodes decide.
+        note: What every node must know: classes, pixels and the model's size, where the server has data. Without it,
+            most nodes decide what rows look like.
         nodes: Client -> the node with that client's key, if keys are bound.
         wait: Seconds to wait for nodes that are not connected.
         timeout: Seconds to wait for their answers.
@@ -108,7 +107,9 @@ def check_nodes(
             time.sleep(_POLL_SECONDS)
     for node in pending.values():
         _blame(found, owners.get(node), node, f"did not answer within {timeout:g} s", others)
-    _compare_forms(found, forms, form)
+    if forms and not note:
+        for client, why in agree_on_form(forms)[1].items():
+            found[client]["problems"].append(why)
     for client in range(clients):
         found.setdefault(client, {"client": client, "problems": ["is not connected"], "warnings": []})
     for sentence in others:
@@ -184,7 +185,7 @@ def judge_report(settings: Mapping[str, object], client: int, sent: float, now: 
         problems.append(bound_text(problem, 400, bare=True))
     elif not check.get("rows") and "shape" in settings:
         problems.append("has no rows")
-    _judge_clock(check, settings.get("time"), sent, now)
+    _judge_clock(check, settings.get("began"), settings.get("time"), sent, now)
     _judge_room(check)
     if (expiry := check.get("expiry")) is not None:
         days = count_days(expiry, now)
@@ -195,11 +196,16 @@ def judge_report(settings: Mapping[str, object], client: int, sent: float, now: 
     return check
 
 
-def _judge_clock(check: NodeCheck, stated: object, sent: float, now: float) -> None:
-    """The node read its clock between the question and its answer, so half of that time is the error."""
-    if type(stated) is not float or not math.isfinite(stated) or not 0 <= stated <= _LATEST:
+def _judge_clock(check: NodeCheck, began: object, ended: object, sent: float, now: float) -> None:
+    """How far a node's clock is ahead, from four times: asked, begun, ended, answered.
+
+    What is left of the way there and back, without the node's work, may be all of it on one side, so that half of it is
+    the error.
+    """
+    if type(began) is not float or type(ended) is not float or not 0 <= began <= ended <= _LATEST:
         return
-    check["skew"], check["skew_error"] = stated - (sent + now) / 2, (now - sent) / 2
+    check["skew"] = ((began - sent) + (ended - now)) / 2
+    check["skew_error"] = max((now - sent) - (ended - began), 0.0) / 2
     least = abs(check["skew"]) - check["skew_error"]
     if least > CLOCK_SECONDS:
         side = "ahead of" if check["skew"] > 0 else "behind"
@@ -214,20 +220,6 @@ def _judge_room(check: NodeCheck) -> None:
         check["warnings"].append(f"has {disk / 2**20:.0f} MB of disk left")
     if memory is not None and memory < LEAST_MEMORY:
         check["warnings"].append(f"has {memory / 2**20:.0f} MB of memory left")
-
-
-def _compare_forms(found: dict[int, NodeCheck], forms: dict[int, NodeForm], form: NodeForm | None) -> None:
-    """Blames clients whose rows look otherwise than the server's, or than those of most."""
-    if not forms:
-        return
-    if form is None:
-        odd = agree_on_form(forms)[1]
-    else:
-        right = form[:-1]  # labels were compared with the server's by the node
-        said = form.describe()
-        odd = {i: f"has {each.describe()}; the server has {said}" for i, each in forms.items() if each[:-1] != right}
-    for client, why in odd.items():
-        found[client]["problems"].append(why)
 
 
 def write_check(path: Path, nodes: list[NodeCheck], error: str = "") -> None:

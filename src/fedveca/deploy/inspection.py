@@ -20,7 +20,9 @@ from fedveca.deploy.exchange import ConfigValue, NodeAnswer
 from fedveca.errors import UserError, printable
 from fedveca.version import __version__
 
-_TIMED_STEPS = 8
+_LONG_ENOUGH = 0.02  # seconds that can be told from noise
+_MOST_STEPS = 1024
+_REPEATS = 3
 _LONGEST_PROBLEM = 400  # characters
 
 Fields = dict[str, ConfigValue]
@@ -43,7 +45,7 @@ def inspect_node(
         describe: reads the rows and says what they look like.
         prepare: makes the cohort that would train, of that.
     """
-    fields: Fields = {"client": client, **list_versions()}
+    fields: Fields = {"client": client, "began": time.time(), **list_versions()}
     fields["disk"], fields["memory"] = float(shutil.disk_usage(folder).free), float(psutil.virtual_memory().available)
     fields["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     if (folder / "ca.pem").exists():
@@ -63,7 +65,7 @@ def inspect_node(
 
 
 def measure_row(local: LocalCohort, client: int) -> float:
-    """Seconds that a row of a local step takes: the difference of a few steps and one, by the rows between them."""
+    """Seconds that a row of a local step takes: the difference of several steps and one, by the rows between them."""
     problem, device, here = local.problem, local.device, torch.tensor([client])
     state = local.algorithm.init(problem.init().to(device), torch.ones(client + 1, dtype=torch.int64))
     order: Order = local.algorithm.order(state)
@@ -81,10 +83,15 @@ def measure_row(local: LocalCohort, client: int) -> float:
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
+    steps = 1
     try:
         time_steps(1)  # what is loaded or compiled once does not count
-        one, more = time_steps(1), time_steps(1 + _TIMED_STEPS)
+        while True:
+            one, more = (min(time_steps(1 + n) for _ in range(_REPEATS)) for n in (0, steps))
+            if more - one >= _LONG_ENOUGH or steps >= _MOST_STEPS:
+                break
+            steps *= 4
     finally:
         local.memory = before
     rows = min(local.batch, int(local.sizes[client]))
-    return max(more - one, 1e-9) / (_TIMED_STEPS * rows)
+    return max(more - one, 0.0) / (steps * rows)

@@ -99,8 +99,7 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
         return {"fields": who | held, "numbers": {}}, {}
     k, known = order["round"], order["known"]
     named = {name: torch.from_numpy(widen(v, order["wire"])).to(local.device) for name, v in arrays.items()}
-    if len(named["w"]) != local.problem.size:
-        raise UserError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
+    _check_size(local, len(named["w"]))
     sent = Order(named.pop("w"), named)
     files, here = NodeMemoryFiles(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
     local.memory = ClientMemory(client + 1)
@@ -129,6 +128,12 @@ def _check_fixed(e: Experiment, local: LocalCohort, order: NodeOrder) -> None:
             f"the frozen part of model={printable(e.model)} (weights and buffers) is not the server's here: "
             f"its hash is {fixed[:12] or 'none'}, not {order.get('fixed', '')[:12] or 'none'}; install the same files"
         )
+
+
+def _check_size(local: LocalCohort, size: int) -> None:
+    """UserError where the model has another number of parameters than at the server."""
+    if size != local.problem.size:
+        raise UserError(f"the model has {local.problem.size} parameters here, {size} at the server")
 
 
 def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:
@@ -175,6 +180,7 @@ def _inspect(e: Experiment, client: int, order: NodeOrder, folder: Path) -> Node
         local = make_node_cohort(e, client, cast(int, asked["classes"]), cast(str, asked["pixels"]), tokens)
         if "classes" in order:
             _check_fixed(e, local, order)
+            _check_size(local, order["size"])
         return local
 
     return inspect_node(client, folder, describe, prepare)

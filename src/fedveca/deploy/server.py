@@ -100,11 +100,10 @@ def _check(grid: Grid, e: Experiment, words: str, data: Dataset | None) -> Run:
     try:
         check_deployable(e)
         note: dict[str, bool | int | float | str] = {}
-        form = None
         if e.test_by != "client" or data is not None:
-            test = data or load_test_data(e)
-            note, form = dict(_make_task(e, test).note), None if test.inputs else _find_form(test)
-        write_check(out, check_nodes(grid, e.clients, note, form, _read_nodes(), float(wait), float(timeout)))
+            task = _make_task(e, data or load_test_data(e))
+            note = {**task.note, "size": task.layout.size}
+        write_check(out, check_nodes(grid, e.clients, note, _read_nodes(), float(wait), float(timeout)))
     except Exception as error:
         write_check(out, [], f"the server cannot check its nodes: {error}")
         raise
@@ -202,16 +201,6 @@ def _make_rows(e: Experiment, form: NodeForm) -> Dataset:
     x = torch.zeros(2, *form.shape, dtype=torch.int64 if form.tokens else torch.float32)
     y = torch.zeros(2, *form.targets, dtype=torch.int64 if form.classes else torch.float32)
     return Dataset(e.data, x[:0], y[:0], x, y, form.classes, form.pixels, None)
-
-
-def _find_form(data: Dataset) -> NodeForm:
-    """What the rows of a data set look like, as a node would say it."""
-    import torch
-
-    from fedveca.cohorts.flower.forms import NodeForm
-
-    x, y = data.x_test, data.y_test
-    return NodeForm(tuple(x.shape[1:]), tuple(y.shape[1:]), x.dtype == torch.int64, data.pixels, data.classes)
 
 
 def _read_nodes() -> Mapping[int, int] | None:
