@@ -1,4 +1,4 @@
-"""deploy local, deploy init, deploy pin."""
+"""deploy local, init, pin, check, renew, add and revoke."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedveca.cli.arguments import Command, add_experiment, add_quiet, choose_folder, parse_experiment, parse_folder
+from fedveca.cli.arguments import (
+    Command,
+    add_experiment,
+    add_output,
+    add_quiet,
+    choose_folder,
+    parse_experiment,
+    parse_folder,
+    print_result,
+)
+from fedveca.cli.parser import CommandFunction
 from fedveca.errors import UserError
 
 if TYPE_CHECKING:
     from fedveca.runs.experiment import Experiment
 
-MOST_NODES = 10_000  # each has a folder, a key and a process
+LONGEST_WAIT = 86400.0  # seconds
 
 
 def add(command: Command) -> None:
     examples = (
         ("fedveca deploy local rounds=10 --nodes 3", "a server and three nodes on this machine"),
         ("fedveca deploy init fleet --nodes 5 --host learn.example", "what a server and five devices need"),
+        ("fedveca deploy check fleet", "whether its nodes are ready"),
     )
     deploy = command("deploy", _local, "Run an experiment on real Flower nodes.", examples)
-    ways = deploy.add_subparsers(required=True, metavar="local | init | pin")
+    ways = deploy.add_subparsers(required=True, metavar="local | init | pin | check | renew | add | revoke")
     text = "Start a SuperLink and SuperNodes on this machine, run the experiment, then shut everything down."
     local = ways.add_parser("local", help=text, description=text)
     local.set_defaults(command=_local, parser=local)
@@ -42,6 +53,12 @@ def add(command: Command) -> None:
     init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
     _add_poll(init)
+    init.add_argument(
+        "--log-mb", type=float, default=16.0, metavar="MB", help="megabytes of a log until it is rotated (default 16)"
+    )
+    init.add_argument(
+        "--log-files", type=int, default=5, metavar="N", help="rotated files to keep of each log (default 5)"
+    )
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin, parser=pinned)
@@ -49,6 +66,35 @@ def add(command: Command) -> None:
     pinned.add_argument(
         "nodes", type=parse_folder, nargs="+", metavar="NODE", help="folder of a node, for example node-0"
     )
+    _add_operations(ways)
+
+
+def _add_operations(ways: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What an operator of a deployment needs over time."""
+
+    def add_way(name: str, function: CommandFunction, text: str) -> argparse.ArgumentParser:
+        way = ways.add_parser(name, help=text, description=text)
+        way.set_defaults(command=function, parser=way)
+        way.add_argument("folder", type=parse_folder, metavar="DIR", help="folder that `deploy init` wrote")
+        return way
+
+    text = "Ask the nodes of a running server for versions, clock, data, disk, memory, speed and certificates."
+    check = add_way("check", _check, text)
+    check.add_argument(
+        "--wait", type=float, default=30.0, metavar="S", help="seconds to wait for nodes to connect (default 30)"
+    )
+    check.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds to wait for their answers (default 120)"
+    )
+    add_output(check)
+    renew = add_way("renew", _renew, "Give the server a new certificate; keys stay the same.")
+    renew.add_argument(
+        "--new-ca", action="store_true", help="replace the authority as well: every node then needs the new ca.pem"
+    )
+    add = add_way("add", _add, "Make a node with a key of its own, also while the server runs.")
+    add.add_argument("node", metavar="NODE", help="node-I: the next number, or one whose key was revoked")
+    revoke = add_way("revoke", _revoke, "Lock a node out by removing its key, also while the server runs.")
+    revoke.add_argument("node", metavar="NODE", help="the node's name, for example node-2")
 
 
 def _add_poll(parser: argparse.ArgumentParser) -> None:
@@ -89,13 +135,16 @@ def _local(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
+    from fedveca.deploy.logs import LogLimit
     from fedveca.deploy.provision import require_flower
-    from fedveca.deploy.templates import write_deployment
 
     require_flower()
+    from fedveca.deploy.templates import write_deployment
+
     _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
-    write_deployment(args.folder, experiment, args.host, args.port, args.poll)
+    logs = LogLimit(args.log_mb, args.log_files)
+    write_deployment(args.folder, experiment, args.host, args.port, args.poll, logs)
     print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")
     return 0
 
@@ -108,8 +157,79 @@ def _pin(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
+    for name in ("wait", "timeout"):
+        if not 0 <= (value := getattr(args, name)) <= LONGEST_WAIT:
+            raise UserError(f"--{name} {value:g} is out of range; allowed: 0 to {LONGEST_WAIT:g}")
+    from fedveca.deploy.ready import check_federation, describe_expiry, tabulate_check
+    from fedveca.deploy.superlink import FederationFailed
+    from fedveca.views.terminal.checks import show_checks
+    from fedveca.views.terminal.console import make_console
+
+    try:
+        found, problems, warnings = check_federation(args.folder, args.wait, args.timeout)
+    except FederationFailed as error:
+        raise UserError(str(error)) from error
+    days, nodes = describe_expiry(args.folder / "server"), found["nodes"]
+    for kind, sentences in (("problems", problems), ("warnings", warnings)):
+        sentences += [f"client {node['client']} {said}" for node in nodes for said in node[kind]]
+    if not args.quiet and not args.json:
+        show_checks(make_console(), tabulate_check(found), problems, warnings)
+    result = {"ready": not problems, "certificates": days, "server": found["server"], "nodes": nodes}
+    here = found["server"]
+    versions = ", ".join(f"{'fedveca' if name == 'version' else name} {here[name]}" for name in here)
+    text = f"The server has {versions}; its certificate is valid for {days['server.pem']} days, its authority's for "
+    text += f"{days['ca.pem']:,}. A node with another version is named above." if nodes else f"{days['ca.pem']:,}."
+    print_result(args, result | {"problems": problems, "warnings": warnings}, text)
+    return int(bool(problems))
+
+
+def _renew(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
+    from fedveca.deploy.members import renew_deployment
+
+    replaced = renew_deployment(args.folder, args.new_ca)
+    print(f"wrote a new certificate to {args.folder / 'server' / 'tls' / 'server.pem'}")
+    if replaced:
+        print("copy each node-I/ca.pem to its device and restart the node, before you restart the server:")
+        for node in replaced:
+            print(f"  {node}")
+    print("then restart the server (server/start.sh, or systemctl restart fedveca-server); a run resumes by itself")
+    return 0
+
+
+def _add(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
+    from fedveca.deploy.members import add_node, parse_node
+
+    home = add_node(args.folder, parse_node(args.node))
+    print(f"wrote {home}; copy it to its device and start it there with start.sh")
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    from fedveca.deploy.provision import require_flower
+
+    require_flower()
+    from fedveca.deploy.members import parse_node, revoke_node
+
+    client = parse_node(args.node)
+    revoke_node(args.folder, client)
+    print(f"node-{client} is locked out; `fedveca deploy add {args.folder} node-{client}` makes another node for it")
+    return 0
+
+
 def _with_nodes(experiment: Experiment, nodes: int | None) -> Experiment:
     """The experiment with one client per node; UserError where there are too many."""
+    from fedveca.deploy.packages import MOST_NODES
+
     experiment = experiment if nodes is None else replace(experiment, clients=nodes)
     if experiment.clients > MOST_NODES:
         named = f"clients={experiment.clients}" if nodes is None else f"--nodes {nodes}"

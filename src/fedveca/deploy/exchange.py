@@ -30,6 +30,8 @@ class NodeOrder(TypedDict):
     pixels: NotRequired[str]
     tokens: NotRequired[bool]  # whether whole numbers in x stay whole
     fixed: NotRequired[str]  # a hash of the model's frozen part at the server
+    check: NotRequired[bool]  # whether to report on the machine as well
+    size: NotRequired[int]  # P at the server, in a check
     round: NotRequired[int]
     tau: NotRequired[int]
     part: NotRequired[HeldPart]  # in place of tau: the rows to evaluate the model on

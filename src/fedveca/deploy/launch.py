@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
+from fedveca.deploy.certificates import write_certificates
 from fedveca.deploy.pace import DEFAULT_POLL
 from fedveca.deploy.peers import PEERS_FILE, write_peers
 from fedveca.deploy.pin import pin
 from fedveca.deploy.processes import kill_marked
-from fedveca.deploy.provision import write_certificates, write_key
+from fedveca.deploy.provision import write_key
 from fedveca.deploy.server import STATE, ServerStatus
 from fedveca.deploy.superlink import SuperLink
 from fedveca.deploy.supernode import prepare_node

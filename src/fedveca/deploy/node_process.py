@@ -39,6 +39,8 @@ from fedveca.deploy.exchange import (
     decode_request,
     encode,
 )
+from fedveca.deploy.inspection import inspect_node
+from fedveca.deploy.logs import read_log_limit, rotate_log
 from fedveca.deploy.node_secure import answer_stage, prepare_masking
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
@@ -56,6 +58,7 @@ from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.models import MODELS
 from fedveca.tasks.noise import add_noise
 from fedveca.tasks.partition import Shares
+from fedveca.version import __version__
 
 NODE_DATA = "FEDVECA_NODE_DATA"  # names a node's rows
 NODE_IDLE_SECONDS = 3600.0
@@ -88,22 +91,19 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
                 raise UserError(f"the server named {name}={printable(value)}; this node is pinned to {allowed}")
     if "stage" in order:
         return answer_stage(order, client, folder), {}
+    if order.get("check"):
+        return _inspect(e, client, order, folder), {}
     if "classes" not in order:
         return _describe_client(e, client), {}
     local = make_node_cohort(e, client, order["classes"], order["pixels"], order.get("tokens", False))
-    fixed = local.problem.hash_fixed()
-    if fixed != order.get("fixed", ""):
-        raise UserError(
-            f"the frozen part of model={printable(e.model)} (weights and buffers) is not the server's here: "
-            f"its hash is {fixed[:12] or 'none'}, not {order.get('fixed', '')[:12] or 'none'}; install the same files"
-        )
+    _check_fixed(e, local, order)
     if "round" not in order:
         held = {part: int(rows.sizes[client]) for part, rows in local.held.items()}
-        return {"fields": {"client": client, "rows": int(local.sizes[client]), **held}, "numbers": {}}, {}
+        who: dict[str, ConfigValue] = {"client": client, "rows": int(local.sizes[client]), "version": __version__}
+        return {"fields": who | held, "numbers": {}}, {}
     k, known = order["round"], order["known"]
     named = {name: torch.from_numpy(widen(v, order["wire"])).to(local.device) for name, v in arrays.items()}
-    if len(named["w"]) != local.problem.size:
-        raise UserError(f"the model has {local.problem.size} parameters here, {len(named['w'])} at the server")
+    _check_size(local, len(named["w"]))
     sent = Order(named.pop("w"), named)
     files, here = NodeMemoryFiles(folder, order["token"], client, e.checkpoint_every), torch.tensor([client])
     local.memory = ClientMemory(client + 1)
@@ -115,9 +115,9 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     local.times.clear()
     masking = prepare_masking(order, client, folder)
     local.aggregate = Mean if masking is None else masking.make_sum
-    who, report = local(k, sent, here, torch.tensor([tau]))
+    answered, report = local(k, sent, here, torch.tensor([tau]))
     fields: dict[str, ConfigValue] = {"client": client, "round": k, "tau": tau}
-    if len(who) == 0:
+    if len(answered) == 0:
         return {"fields": fields | {"diverged": True}, "numbers": {}}, masking.finish() if masking else {}
     if len(local.memory) and tau:
         memory = local.memory.recall(here)
@@ -125,6 +125,22 @@ def _answer(request: NodeRequest, arrays: Arrays, folder: Path) -> tuple[NodeAns
     numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
     vectors = masking.finish() if masking else local.transfer.pack(report.mean)
     return {"fields": fields, "numbers": numbers, "times": dict(local.times)}, vectors
+
+
+def _check_fixed(e: Experiment, local: LocalCohort, order: NodeOrder) -> None:
+    """UserError where the frozen part of the model is not the server's."""
+    fixed = local.problem.hash_fixed()
+    if fixed != order.get("fixed", ""):
+        raise UserError(
+            f"the frozen part of model={printable(e.model)} (weights and buffers) is not the server's here: "
+            f"its hash is {fixed[:12] or 'none'}, not {order.get('fixed', '')[:12] or 'none'}; install the same files"
+        )
+
+
+def _check_size(local: LocalCohort, size: int) -> None:
+    """UserError where the model has another number of parameters than at the server."""
+    if size != local.problem.size:
+        raise UserError(f"the model has {local.problem.size} parameters here, {size} at the server")
 
 
 def _evaluate(local: LocalCohort, client: int, sent: Order, order: NodeOrder) -> NodeAnswer:
@@ -154,7 +170,27 @@ def _describe_client(e: Experiment, client: int) -> NodeAnswer:
         tuple(found.x.shape[1:]), tuple(found.y.shape[1:]), found.x.dtype == torch.int64, found.pixels, found.classes
     )
     counts = {name: len(part.rows) for name, part in zip(("rows", "val", "test"), held, strict=True)}
-    return {"fields": {"client": client, **counts, **form.to_settings()}, "numbers": {}}
+    return {"fields": {"client": client, "version": __version__, **counts, **form.to_settings()}, "numbers": {}}
+
+
+def _inspect(e: Experiment, client: int, order: NodeOrder, folder: Path) -> NodeAnswer:
+    """Its machine, and what its rows look like; the classes and pixels are the server's where it has data."""
+
+    def describe() -> dict[str, ConfigValue]:
+        if "classes" in order and load_client_data(e, client).inputs:  # whose form is not described
+            return {}
+        return _describe_client(e, client)["fields"]
+
+    def prepare(found: dict[str, ConfigValue]) -> LocalCohort:
+        asked = {name: order.get(name, found.get(name)) for name in ("classes", "pixels")}
+        tokens = bool(order.get("tokens", found.get("tokens", False)))
+        local = make_node_cohort(e, client, cast(int, asked["classes"]), cast(str, asked["pixels"]), tokens)
+        if "classes" in order:
+            _check_fixed(e, local, order)
+            _check_size(local, order["size"])
+        return local
+
+    return inspect_node(client, folder, describe, prepare)
 
 
 class NodeMemoryFiles:
@@ -304,7 +340,7 @@ def interpret_rows(found: Dataset, e: Experiment) -> Dataset:
 def _main() -> None:
     """Answers requests on a socket in the node's private folder until the SuperNode is gone."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    last_use = [time.monotonic()]
+    last_use, limit = [time.monotonic()], read_log_limit()
     os.umask(0o077)
     make_private(folder)
     for path in folder.glob(f"{PROCESS}-*.sock"):  # of processes that were killed
@@ -316,6 +352,7 @@ def _main() -> None:
 
     def end_with_supernode() -> None:
         while is_alive(parent) and time.monotonic() - last_use[0] < NODE_IDLE_SECONDS:
+            rotate_log(folder / f"{PROCESS}.log", limit)
             time.sleep(0.5)
         path.unlink(missing_ok=True)
         os._exit(0)

@@ -1,9 +1,7 @@
-"""What a federation needs before it starts: a Flower app, certificates for TLS, and a key for every node."""
+"""What a federation needs before it starts: a Flower app, and a key for every node."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +52,7 @@ clientapp = "app:client"
 [tool.flwr.app.config]
 out = ""
 resume = ""
+check = ""
 """
 
 
@@ -68,65 +67,6 @@ def write_app(folder: Path, e: Experiment) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "app.py").write_text(_APP)
     (folder / "pyproject.toml").write_text(_PROJECT.format(clients=e.clients) + e.toml())
-
-
-def write_certificates(folder: Path, hosts: list[str], days: int = 365) -> None:
-    """Writes ca.pem, server.pem and server.key into `folder`; the authority's own key is not kept."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    now = datetime.datetime.now(datetime.UTC)
-    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-
-    def make_certificate(name: str, owner: ec.EllipticCurvePrivateKey, is_authority: bool) -> x509.Certificate:
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveca federation")])
-        draft = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(owner.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=days))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(owner.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-            .add_extension(
-                x509.KeyUsage(
-                    digital_signature=True,
-                    content_commitment=False,
-                    key_encipherment=False,
-                    data_encipherment=False,
-                    key_agreement=False,
-                    key_cert_sign=is_authority,
-                    crl_sign=is_authority,
-                    encipher_only=False,
-                    decipher_only=False,
-                ),
-                critical=True,
-            )
-        )
-        if not is_authority:
-            names = [x509.SubjectAlternativeName([name_host(host) for host in hosts])]
-            draft = draft.add_extension(names[0], critical=False)
-            draft = draft.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        return draft.sign(authority, hashes.SHA256())
-
-    def name_host(host: str) -> x509.GeneralName:
-        try:
-            return x509.IPAddress(ipaddress.ip_address(host))
-        except ValueError:
-            return x509.DNSName(host)
-
-    pem = serialization.Encoding.PEM
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "ca.pem", make_certificate("fedveca federation", authority, True).public_bytes(pem))
-    write_atomic(folder / "server.pem", make_certificate(hosts[0], key, False).public_bytes(pem))
-    plain = serialization.NoEncryption()
-    write_secret(folder / "server.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
 
 
 def write_key(private: Path, public: Path) -> None:

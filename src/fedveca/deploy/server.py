@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from fedveca.cohorts.flower.answers import NodeTask
+    from fedveca.cohorts.flower.answers import NodeRows, NodeTask
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.cohorts.flower.forms import NodeForm
     from fedveca.runs.experiment import Experiment
@@ -63,6 +63,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         RuntimeError: if too few clients answer, again and again; the run can be resumed.
     """
     with _report_status():
+        from fedveca.deploy.client_rows import ClientRowsObserver, read_client_rows
         from fedveca.deploy.log_observer import LogObserver
         from fedveca.deploy.long_poll import WakingGrid
         from fedveca.deploy.node_process import make_experiment
@@ -75,6 +76,8 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         if API_FOLDER in os.environ:
             grid = cast("Grid", WakingGrid(grid, Path(os.environ[API_FOLDER])))
         config = dict(context.run_config)
+        if config.get("check"):
+            return _check(grid, make_experiment(config), str(config["check"]), data)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
         e = Run.open(former).experiment if former else make_experiment(config)
         if former:
@@ -83,8 +86,8 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
             cohort, test = join_without_data(grid, e)
         else:
             test = data or load_test_data(e)
-            cohort = make_cohort(grid, e, test)
-        observers = [LogObserver()]
+            cohort = make_cohort(grid, e, test, known=read_client_rows(Path(former), e.clients) if former else None)
+        observers = [LogObserver(), ClientRowsObserver(cohort)]
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
         out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{name_folder(e.method)}-flower"
@@ -92,9 +95,38 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         return run(e, out, observers=observers, data=test, cohort=cohort, started_by=by)
 
 
-def make_cohort(grid: Grid, e: Experiment, data: Dataset, say: Callable[[str], None] = print) -> FlowerCohort:
-    """The federation's clients as a cohort; returns when all of them are connected."""
-    return _connect(grid, e, _make_task(e, data), say)
+def _check(grid: Grid, e: Experiment, words: str, data: Dataset | None) -> Run:
+    """Asks the nodes whether they are ready, in place of training; `words` say how long, and where to write it."""
+    from fedveca.deploy.check import check_nodes, write_check
+    from fedveca.runs.folder import Run
+
+    wait, timeout, place = words.split(" ", 2)
+    out = Path(place)
+    try:
+        check_deployable(e)
+        note: dict[str, bool | int | float | str] = {}
+        if e.test_by != "client" or data is not None:
+            task = _make_task(e, data or load_test_data(e))
+            note = {**task.note, "size": task.layout.size}
+        write_check(out, check_nodes(grid, e.clients, note, _read_nodes(), float(wait), float(timeout)))
+    except Exception as error:
+        write_check(out, [], f"the server cannot check its nodes: {error}")
+        raise
+    return Run(e, [], {})
+
+
+def make_cohort(
+    grid: Grid,
+    e: Experiment,
+    data: Dataset,
+    say: Callable[[str], None] = print,
+    known: Mapping[int, NodeRows] | None = None,
+) -> FlowerCohort:
+    """The federation's clients as a cohort; returns when all of them are connected.
+
+    Where their rows are `known` from the run that is resumed, those that are away are waited for a minute.
+    """
+    return _connect(grid, e, _make_task(e, data), say, known)
 
 
 def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = print) -> tuple[FlowerCohort, Dataset]:
@@ -109,7 +141,11 @@ def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = pr
 
 
 def _connect(
-    grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
+    grid: Grid,
+    e: Experiment,
+    task: NodeTask | Callable[[NodeForm], NodeTask],
+    say: Callable[[str], None],
+    known: Mapping[int, NodeRows] | None = None,
 ) -> FlowerCohort:
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.cohorts.flower.secure_cohort import SecureFlowerCohort
@@ -133,6 +169,7 @@ def _connect(
         equal_weights=options["equal_weights"],
         say=say,
         nodes=_read_nodes(),
+        known=known,
     )
     check_held(e, cohort.held["val"], cohort.held["test"])
     return cohort
@@ -173,10 +210,12 @@ def _make_rows(e: Experiment, form: NodeForm) -> Dataset:
     return Dataset(e.data, x[:0], y[:0], x, y, form.classes, form.pixels, None)
 
 
-def _read_nodes() -> dict[int, int] | None:
+def _read_nodes() -> Mapping[int, int] | None:
     """Which Flower node has which client's key, where whoever registered the keys wrote it down."""
+    from fedveca.deploy.nodes_file import NodeTable
+
     path = os.environ.get(NODES, "")
-    return {int(client): int(node) for client, node in json.loads(Path(path).read_text()).items()} if path else None
+    return NodeTable(Path(path)) if path else None
 
 
 def check_deployable(e: Experiment) -> None:

@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from fedveca.deploy import private_api
+from fedveca.deploy.certificates import list_expiry_warnings
+from fedveca.deploy.logs import LogLimit, add_log_options, rotate_log
 from fedveca.deploy.long_poll import HOLD_SECONDS
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
-from fedveca.deploy.processes import end_with_parent
+from fedveca.deploy.processes import end_with_parent, kill_marked
 from fedveca.deploy.server import NODES
 from fedveca.runs.files import write_atomic
+from fedveca.runs.lock import lock_folder
 
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -95,22 +98,29 @@ class SuperLink:
         self._wait(self._gateway_listens, "gateway", "the gateway did not start")
 
     def register(self) -> None:
-        """Registers every key in `keys/` with the SuperLink, and writes down which node is which client."""
+        """Registers every key in `keys/` with the SuperLink, and writes down which node is which client.
+
+        A node whose key is gone is removed: from then on it gets no order, and its answers do not count.
+        """
         from cryptography.hazmat.primitives import serialization
         from flwr.proto import control_pb2 as control
 
         form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         known = self._control("list-nodes", control.ListNodesRequest(), control.ListNodesResponse())
         nodes = {node.public_key: int(node.node_id) for node in known.nodes_info if node.status != "unregistered"}
-        clients = {}
+        clients, keys = {}, set()
         for path in sorted((self.folder / "keys").glob("*.pub")):
             key = serialization.load_ssh_public_key(path.read_bytes()).public_bytes(*form)
+            keys.add(key)
             if key not in nodes:
                 request = control.RegisterNodeRequest(public_key=key)
                 nodes[key] = int(self._control("register-node", request, control.RegisterNodeResponse()).node_id)
             if name := re.fullmatch(r"node-([0-9]+)\.pub", path.name):
                 clients[int(name[1])] = nodes[key]
         write_atomic(self.folder / "nodes.json", json.dumps(clients).encode())
+        for key in nodes.keys() - keys:
+            request = control.UnregisterNodeRequest(node_id=nodes[key])
+            self._control("unregister-node", request, control.UnregisterNodeResponse())
 
     def submit(self, settings: list[str], app: Path | None = None) -> str:
         """Starts the app's run; returns its id."""
@@ -203,6 +213,41 @@ class SuperLink:
         return os.environ | FLOWER_ENVIRONMENT | here | self.environment | more
 
 
+class ServerCare:
+    """What a server needs over months: keys that come and go, bounded logs, warnings before a certificate expires.
+
+    Args:
+        link: the server.
+        limit: how much of each log is stored.
+    """
+
+    def __init__(self, link: SuperLink, limit: LogLimit) -> None:
+        self.link, self.limit = link, limit
+        self._keys, self._warned = self._stamp_keys(), 0.0
+
+    def look(self) -> None:
+        """Does what is due; called every half second."""
+        stamp = self._stamp_keys()
+        if stamp != self._keys:
+            self._keys = stamp
+            self.link.register()
+            print("the nodes' keys have changed; they are registered", flush=True)
+        for name in self.link.processes:
+            rotate_log(self.link.folder / f"{name}.log", self.limit)
+        if time.time() - self._warned >= 86400:
+            self.warn_of_expiry()
+
+    def warn_of_expiry(self) -> None:
+        """Warns of certificates that expire soon."""
+        self._warned = time.time()
+        for sentence in list_expiry_warnings(self.link.folder / "tls", self._warned):
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+    def _stamp_keys(self) -> list[tuple[str, int]]:
+        """The folder's own time may be too coarse for two changes in a row."""
+        return sorted((path.name, path.stat().st_mtime_ns) for path in (self.link.folder / "keys").glob("*.pub"))
+
+
 def search_path(programs: Path) -> str:
     """PATH with these programs first, then those next to Python."""
     return os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -214,6 +259,7 @@ def _main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--poll", type=float, default=DEFAULT_POLL, metavar="SECONDS")
+    add_log_options(parser)
     args = parser.parse_args()
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -226,10 +272,15 @@ def _main() -> None:
     except ValueError as error:
         sys.exit(f"fedveca: {error}")
     try:
-        link.start()
-        print("ready: start the nodes, then ./run.sh", flush=True)
-        while not ended.wait(0.5):
-            link.check()
+        with lock_folder(folder):
+            kill_marked(NODES, str(folder / "nodes.json"), 0)  # of a former server that was killed
+            care = ServerCare(link, LogLimit(args.log_mb, args.log_files).check())
+            care.warn_of_expiry()
+            link.start()
+            print("ready: start the nodes, then ./run.sh", flush=True)
+            while not ended.wait(0.5):
+                link.check()
+                care.look()
     except (FederationFailed, ValueError, OSError) as error:
         sys.exit(f"fedveca: {error}")
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedveca.deploy import private_api
 from fedveca.deploy.fork_server import write_forwarder
+from fedveca.deploy.logs import LOG_LIMIT, LogLimit, add_log_options
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
 
@@ -67,10 +68,12 @@ def _main() -> None:
     parser.add_argument("--client", type=int, required=True, metavar="I")
     parser.add_argument("--clients", type=int, required=True, metavar="N")
     parser.add_argument("--poll", type=float, default=DEFAULT_POLL, metavar="SECONDS")
+    add_log_options(parser)
     args, more = parser.parse_known_args()
     os.umask(0o077)
     try:
         command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients, poll=args.poll)
+        environment[LOG_LIMIT] = LogLimit(args.log_mb, args.log_files).check().encode()
         os.execve(command[0], [*command, *more], os.environ | environment)
     except (ValueError, OSError) as error:
         sys.exit(f"fedveca: {error}")

@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveca.deploy import gateway as module
+from fedveca.deploy.certificates import write_certificates
 from fedveca.deploy.gateway import BODY_BYTES, HEAD_BYTES, UNSIGNED_STATUS, Gateway
-from fedveca.deploy.provision import write_certificates, write_key
+from fedveca.deploy.provision import write_key
 
 PATH = "/v1/fleet/pull-messages"
 

@@ -32,6 +32,7 @@ from fedveca.cohorts.flower.messages import (
 )
 from fedveca.cohorts.flower.payload import read_vectors
 from fedveca.cohorts.flower.times import AnswerTimes, Inbox, measure_answer, report_times
+from fedveca.cohorts.flower.versions import compare_version
 from fedveca.cohorts.flower.wire import ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
 from fedveca.cohorts.transfer import PLAIN, Transfer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25  # between looks for something new
 _SHORT_POLL = 0.05  # for an answer, while little time has passed
 _JOIN_SECONDS = 600.0  # for all clients to connect at the start
+_REJOIN_SECONDS = 60.0  # for those that were there before, after the server was killed
 _RETRY_SECONDS = 10.0  # until a node that was rejected is asked again who it is
 _ATTEMPTS = 10  # void rounds in a row before the server gives up
 _EARLY_FAULTS = 100  # before the first round that its line records
@@ -75,7 +77,8 @@ class FlowerCohort:
         aggregate: AggregationRule = Mean,
         equal_weights: bool = False,
         say: Callable[[str], None] = print,
-        nodes: dict[int, int] | None = None,
+        nodes: Mapping[int, int] | None = None,
+        known: Mapping[int, NodeRows] | None = None,
     ) -> None:
         """Waits until all clients are connected.
 
@@ -93,7 +96,9 @@ class FlowerCohort:
             aggregate: Makes each round's aggregator of the clients' vectors.
             equal_weights: Whether every client counts the same, instead of by its number of rows.
             say: Reports who connects and which rounds are void.
-            nodes: Client -> the node with that client's key, if keys are bound.
+            nodes: Client -> the node with that client's key, if keys are bound; it may change meanwhile.
+            known: How many rows each client has, where that was known before: then those that are away are not waited
+                for longer than a minute.
 
         Raises:
             TooFewClients: If clients do not connect in time.
@@ -109,9 +114,10 @@ class FlowerCohort:
         self._form: AnswerForm | None = None  # of a full answer, known with the first order
         self._node: dict[int, int] = {}  # client -> Flower's node
         self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
-        self._known: dict[int, NodeRows] = {}  # by client
+        self._known: dict[int, NodeRows] = dict(known or {})  # by client
         self._forms: dict[int, NodeForm] | None = None  # by client, while the form of their rows is learned
-        self._joined = False  # whether all clients were there once, so that their rows are fixed
+        self._joined = bool(known)  # whether all clients were there once, so that their rows are fixed
+        self._versions: dict[int, str] = {}  # what was said of a node's version
         self._sure: set[int] = set()  # nodes that have identified themselves since they came online
         self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
         self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
@@ -274,10 +280,7 @@ class FlowerCohort:
             raise InvalidAnswer(f"sent {quote_names([*numbers, *arrays])}, not {quote_names([*wanted, *forms])}")
         if diverged:
             raise ClientDiverged(_NOT_FINITE)
-        positive = {
-            *self.algorithm.nonnegative,
-            *LOSS_NUMBERS,
-        }  # a node minimises a loss of this package, so it is known
+        positive = {*self.algorithm.nonnegative, *LOSS_NUMBERS}  # a node minimises a loss of this package: it is known
         found = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
         vectors = read_vectors(arrays, lengths, self.transfer)
         arrived = self.inbox.arrived[sent.message]
@@ -308,6 +311,7 @@ class FlowerCohort:
     def _wait_for_clients(self, clients: int) -> None:
         """Waits until every client is there; each is waited for once, at the start."""
         until, connected = time.monotonic() + max(self.timeout, _JOIN_SECONDS), -1
+        soon = time.monotonic() + _REJOIN_SECONDS
         while len(self._node) < clients:
             self._ask_new(clients)
             if self._forms is not None and len(self._node) == clients:
@@ -315,6 +319,10 @@ class FlowerCohort:
             if len(self._node) != connected:
                 connected = len(self._node)
                 self.say(f"{connected} of {clients} clients are connected")
+            if self._joined and len(self._node) >= self.min_clients and time.monotonic() > soon:
+                missing = sorted(set(range(clients)) - set(self._node))
+                self.say(f"the run is resumed without clients {', '.join(map(str, missing))}, which may join later")
+                return
             if time.monotonic() > until:
                 missing = sorted(set(range(clients)) - set(self._node))
                 why = "".join(f"; node {node} {reason}" for node, reason in sorted(self._rejected.items())[:3])
@@ -328,6 +336,10 @@ class FlowerCohort:
 
     def _check_arrivals(self) -> None:
         """Asks new nodes who they are, and records answers that came too late."""
+        for i, node in list(self._node.items()):
+            if self.nodes is not None and self.nodes.get(i) != node:
+                del self._node[i]
+                self._fault(i, "has lost its key, which was revoked")
         self._ask_new(len(self.sizes))
         for i, orders in self._late.items():
             orders[:] = [sent for sent in orders if sent.until > time.monotonic()]  # Flower has dropped the others
@@ -381,6 +393,11 @@ class FlowerCohort:
             self._rejected.pop(node, None)
         self._sure.add(node)
         self._known[i] = has
+        said = compare_version(settings.get("version"))
+        if said and self._versions.get(node) != said:
+            self.say(f"client {i} {said}")
+            self._fault(i, said)
+        self._versions[node] = said
         if self._forms is not None and form is not None:
             self._forms[i] = form
         self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
