@@ -35,7 +35,7 @@ class AdaptiveTauCarry(NamedTuple):
 @method("adaptivetau", title="Adaptive tau", colour="#6D4C9F", dash="-.")
 @dataclass(frozen=True)
 class AdaptiveTau(Algorithm[AdaptiveTauState, AdaptiveTauCarry]):
-    """tau = argmin G(tau), their (19), from estimates of rho, beta and delta and the seconds of a step and a round."""
+    """tau = argmin G(tau), their bound, from estimates of rho, beta and delta and the seconds of a step and a round."""
 
     lr: float
     tau_max: int = TAU_MAX()
@@ -94,7 +94,7 @@ class AdaptiveTau(Algorithm[AdaptiveTauState, AdaptiveTauCarry]):
 def bound_loss(
     most: int, rho: Tensor, beta: Tensor, delta: Tensor, cost: Tensor, budget: float, lr: float, phi: float
 ) -> Tensor:
-    """[most] float64: G(tau) of tau = 1 ... most, their (19); inf where it cannot be computed.
+    """[most] float64: their bound G(tau) of tau = 1 ... most; inf where it cannot be computed.
 
     Args:
         most: The largest tau.
@@ -109,6 +109,6 @@ def bound_loss(
     tau = torch.arange(1, most + 1, dtype=torch.float64)
     c, b = cost
     per_step = (c * tau + b) / ((budget - b - c).clamp(min=1e-9) * tau)  # 1 / T
-    h = (delta / beta * ((lr * beta + 1) ** tau - 1) - lr * delta * tau).clamp(min=0)  # their (11)
+    h = (delta / beta * ((lr * beta + 1) ** tau - 1) - lr * delta * tau).clamp(min=0)  # their h(tau)
     root = (per_step**2 + 4 * lr * phi * rho * h / tau).sqrt()
     return torch.nan_to_num((per_step + root) / (2 * lr * phi) + rho * h, nan=torch.inf, posinf=torch.inf)

@@ -63,7 +63,7 @@ def fit_steps(caps: Tensor, p: Tensor, step: Tensor, fixed: Tensor) -> Tensor:
 
     A round that lasts T seconds has room for the steps t of client i with fixed_i + t step_i <= T, each of which is
     worth p_i. So the steps beyond the first two are sorted by when they end, and the best T is the end of one of them;
-    of equally good ones the first.
+    of equally good ones the last, which needs fewer messages.
 
     Args:
         caps: [n] the most steps, at least 2.
@@ -76,7 +76,7 @@ def fit_steps(caps: Tensor, p: Tensor, step: Tensor, fixed: Tensor) -> Tensor:
         >>> second = torch.ones(3, dtype=torch.float64)
         >>> fit_steps(caps, p, second, 100 * second)  # messages are slow
         tensor([20,  4,  2])
-        >>> fit_steps(caps, p, second, 0 * second)  # nobody waits for anybody
+        >>> fit_steps(caps, p, second, 0 * second)  # the others would only wait
         tensor([2, 2, 2])
         >>> fit_steps(caps, p, torch.tensor([9.0, 1.0, 1.0]), 10 * second)  # the first device is slow
         tensor([2, 4, 2])
@@ -92,5 +92,5 @@ def fit_steps(caps: Tensor, p: Tensor, step: Tensor, fixed: Tensor) -> Tensor:
     worth = torch.cat([torch.zeros(1, dtype=torch.float64), p[owner[order]].cumsum(0)]) + TAU_MIN * p.sum()
     rate = worth / torch.cat([least[None], ends.clamp(min=least)])
     best = rate >= rate.max() * (1 - 1e-12)
-    taken = owner[order[: int(best.nonzero()[0])]]
+    taken = owner[order[: int(best.nonzero()[-1])]]
     return TAU_MIN + torch.bincount(taken, minlength=len(caps))
