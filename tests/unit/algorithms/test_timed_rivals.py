@@ -21,7 +21,7 @@ from fedveca.algorithms import AdaComm, AdaptiveTau, Algorithm, FedAvg, FedVeca,
 from fedveca.algorithms.contract import Report, Timing
 from fedveca.algorithms.contrib.adacomm import lower_steps
 from fedveca.algorithms.contrib.adaptivetau import bound_loss
-from fedveca.algorithms.contrib.fedveca_time import add_seconds, fit_steps
+from fedveca.algorithms.contrib.fedveca_time import add_spent, fit_steps
 from fedveca.algorithms.fedveca import FedVecaState
 from fedveca.cohorts.clock.cohort import TimedCohort, WorkRule
 from fedveca.cohorts.clock.fleet import Fleet
@@ -161,9 +161,9 @@ def test_where_it_is_fedvecas(caps: list[int], step: float, fixed: float) -> Non
 def test_seconds_add_up_over_rounds() -> None:
     timing = Timing(9.0, torch.tensor([3.0, 5.0]).double(), None, steps=torch.tensor([1.0, 4.0]).double())
     spent, ids = torch.zeros(3, 4, dtype=torch.float64), torch.tensor([0, 2])
-    once = add_seconds(spent, ids, torch.tensor([10.0, 20.0]), timing)
+    once = add_spent(spent, ids, torch.tensor([10.0, 20.0]), timing)
     assert once.tolist() == [[10, 1, 1, 2], [0, 0, 0, 0], [20, 4, 1, 1]]
-    twice = add_seconds(once, ids[:1], torch.tensor([5.0]), Timing(1.0, torch.tensor([7.0]).double(), None))
+    twice = add_spent(once, ids[:1], torch.tensor([5.0]), Timing(1.0, torch.tensor([7.0]).double(), None))
     assert twice[0].tolist() == [15, 8, 2, 2]  # seconds that nobody has measured apart are those of the steps
 
 
