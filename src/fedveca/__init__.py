@@ -15,6 +15,8 @@ from fedveca.version import __version__ as __version__
 if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca import models as models
     from fedveca import testing as testing
+    from fedveca.algorithms import AdaComm as AdaComm
+    from fedveca.algorithms import AdaptiveTau as AdaptiveTau
     from fedveca.algorithms import Corrected as Corrected
     from fedveca.algorithms import EqualTime as EqualTime
     from fedveca.algorithms import FedACG as FedACG
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms import FedProx as FedProx
     from fedveca.algorithms import FedVeca as FedVeca
     from fedveca.algorithms import FedVecaM as FedVecaM
+    from fedveca.algorithms import FedVecaTime as FedVecaTime
     from fedveca.algorithms import MimeLite as MimeLite
     from fedveca.algorithms import Moon as Moon
     from fedveca.algorithms import Scaffnew as Scaffnew
@@ -62,8 +65,8 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.views.publish import report as report
 
 _PUBLIC = {  # by module, which is loaded when one of its names is first used
-    "algorithms": "Corrected EqualTime FedACG FedAvg FedDyn FedExP FedLC FedNova FedProx FedVeca FedVecaM MimeLite "
-    "Moon Scaffnew Scaffold",
+    "algorithms": "AdaComm AdaptiveTau Corrected EqualTime FedACG FedAvg FedDyn FedExP FedLC FedNova FedProx FedVeca "
+    "FedVecaM FedVecaTime MimeLite Moon Scaffnew Scaffold",
     "algorithms.hyper": "hyper",
     "algorithms.registry": "method",
     "cohorts.local.cohort": "LocalCohort",

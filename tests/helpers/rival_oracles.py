@@ -6,6 +6,7 @@ that take part; a local step is one mini-batch, and a round has a fixed number o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -191,3 +192,112 @@ def moon(f: Federation, w: Tensor, lr: float, mu: float, temperature: float, sco
         w = mean
         yield w
         k += 1
+
+
+# methods that choose tau by the second: a round yields its model and the local steps with which it was made
+
+Seconds = Callable[[int, int], tuple[float, float]]  # client, its local steps -> seconds of the steps, and of the rest
+
+
+def take_steps(f: Federation, i: int, k: int, w: Tensor, lr: float, tau: int) -> Tensor:
+    for step in range(tau):
+        w = w - lr * f.grad(i, k, step, w)
+    return w
+
+
+def adaptivetau(
+    f: Federation, w: Tensor, lr: float, phi: float, R: float, tau_max: int, seconds: Seconds
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """Algorithms 2 and 3 of Wang et al., without mini-batches in the estimates; delta is a root mean square."""
+    tau, k = f.tau[0], 0
+    c = b = 0.0  # not known
+    local: dict[int, Tensor] = {}  # w_i before the last aggregation of which the client was part
+    while True:
+        p = f.weights(f.who(k))
+        rho, beta = dict[int, float](), dict[int, float]()
+        for i in p:
+            if i in local:
+                x, y = f.rows[i]
+                far = float((local[i] - w).norm())
+                rho[i] = abs(float(f.F(local[i], x, y) - f.F(w, x, y))) / far
+                beta[i] = float((f.full(i, local[i]) - f.full(i, w)).norm()) / far
+        grads = {i: f.full(i, w) for i in p}
+        grad = sum((p[i] * g for i, g in grads.items()), torch.zeros_like(w))
+        delta = sum(p[i] * float((g - grad).norm()) ** 2 for i, g in grads.items()) ** 0.5
+        local |= {i: take_steps(f, i, k, w, lr, tau) for i in p}
+        w = sum((p[i] * local[i] for i in p), torch.zeros_like(w))
+        yield w, [tau] * len(p)
+        took = {i: seconds(i, tau) for i in p}
+        if rho and c:
+            all_of = sum(p[i] for i in rho)
+            rho_, beta_ = (sum(p[i] * v[i] / all_of for i in v) for v in (rho, beta))
+            gaps = {}
+            for new in range(1, min(10 * tau, tau_max) + 1):
+                h = delta / beta_ * ((lr * beta_ + 1) ** new - 1) - lr * delta * new
+                T = (R - b - c) * new / (c * new + b)
+                root = (1 + 4 * lr * phi * T**2 * rho_ * h / new) ** 0.5
+                gaps[new] = (1 + root) / (2 * lr * phi * T) + rho_ * h
+            new = min(gaps, key=gaps.__getitem__)
+        else:
+            new = tau
+        longest = max(s for s, _ in took.values())
+        c, b = longest / tau, max(s + rest for s, rest in took.values()) - longest
+        tau, k = new, k + 1
+
+
+def adacomm(
+    f: Federation, w: Tensor, lr: float, T0: float, gamma: float, seconds: Seconds
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """The rule of Wang and Joshi for a constant learning rate; F is that of the round's first model."""
+    taus, k, clock, decided, F0 = list(f.tau), 0, 0.0, 0, 0.0
+    while True:
+        p = f.weights(f.who(k))
+        F = sum(p[i] * float(f.F(w, *f.rows[i])) for i in p)
+        F0 = F0 or F
+        models = {i: take_steps(f, i, k, w, lr, taus[i]) for i in p}
+        w = sum((p[i] * models[i] for i in p), torch.zeros_like(w))
+        yield w, [taus[i] for i in p]
+        clock += max(sum(seconds(i, taus[i])) for i in p)
+        if int(clock / T0) > decided:
+            decided = int(clock / T0)
+            for i, tau_0 in enumerate(f.tau):
+                new = math.ceil((F / F0) ** 0.5 * tau_0)
+                taus[i] = new if new < taus[i] else max(1, math.ceil(gamma * taus[i]))
+        k += 1
+
+
+def fedveca_time(
+    f: Federation, w: Tensor, lr: float, alpha: float, tau_max: int, seconds: Seconds
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """FedVeca's Algorithms 1 and 2, and then every end of a step as the end of the next round."""
+    taus, k, grad_last = list(f.tau), 0, torch.zeros_like(w)
+    while True:
+        p, G, A = f.weights(f.who(k)), dict[int, Tensor](), dict[int, float]()
+        g0 = {i: f.full(i, w) for i in p}
+        for i in p:
+            x, total, beta, delta = w.clone(), torch.zeros_like(w), 0.0, 0.0
+            for step in range(taus[i]):
+                g = f.grad(i, k, step, x)
+                total = total + g
+                if step:
+                    beta = max(beta, float((g0[i] - g).norm() / (w - x).norm()))
+                    delta = max(delta, float(total.norm()) ** 2 / (step + 1) / max(1e-30, float(grad_last.norm()) ** 2))
+                x = x - lr * g
+            G[i], A[i] = (w - x) / (lr * taus[i]), lr * beta**2 * delta
+        tau_k = sum(p[i] * taus[i] for i in p)
+        took = {i: seconds(i, taus[i]) for i in p}
+        w = w - lr * tau_k * sum((p[i] * G[i] for i in p), torch.zeros_like(w))
+        yield w, [taus[i] for i in p]
+        if k:
+            cap = {i: min(tau_max, max(2, int(A[i] / (A[i] - alpha * min(A.values())) + 1e-9))) for i in p}
+            s, rest = {i: took[i][0] / taus[i] for i in p}, {i: took[i][1] for i in p}
+            best = (0.0, 0.0, dict[int, int]())
+            for i in p:
+                for t in range(2, cap[i] + 1):
+                    T = max([rest[i] + t * s[i], *(rest[j] + 2 * s[j] for j in p)])
+                    fit = {j: max(u for u in range(2, cap[j] + 1) if rest[j] + u * s[j] <= T * (1 + 1e-9)) for j in p}
+                    rate = sum(p[j] * fit[j] for j in p) / T
+                    best = max(best, (round(rate, 9), T, fit), key=lambda one: one[:2])
+            for i, t in best[2].items():
+                taus[i] = t
+        grad_last, k = sum((p[i] * g0[i] for i in p), torch.zeros_like(w)), k + 1

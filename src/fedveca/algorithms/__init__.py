@@ -14,12 +14,15 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.contract import Report as Report
     from fedveca.algorithms.contract import RowLoss as RowLoss
     from fedveca.algorithms.contract import ServerState as ServerState
+    from fedveca.algorithms.contrib.adacomm import AdaComm as AdaComm
+    from fedveca.algorithms.contrib.adaptivetau import AdaptiveTau as AdaptiveTau
     from fedveca.algorithms.contrib.corrected import Corrected as Corrected
     from fedveca.algorithms.contrib.equaltime import EqualTime as EqualTime
     from fedveca.algorithms.contrib.fedacg import FedACG as FedACG
     from fedveca.algorithms.contrib.feddyn import FedDyn as FedDyn
     from fedveca.algorithms.contrib.fedexp import FedExP as FedExP
     from fedveca.algorithms.contrib.fedlc import FedLC as FedLC
+    from fedveca.algorithms.contrib.fedveca_time import FedVecaTime as FedVecaTime
     from fedveca.algorithms.contrib.fedvecam import FedVecaM as FedVecaM
     from fedveca.algorithms.contrib.mimelite import MimeLite as MimeLite
     from fedveca.algorithms.contrib.moon import Moon as Moon
@@ -32,6 +35,8 @@ if TYPE_CHECKING:  # the same names for type checkers: a test compares both
     from fedveca.algorithms.scaffold import Scaffold as Scaffold
 
 _HOMES = {  # by name; loaded when it is first used, so that names and ranges are known without PyTorch
+    "AdaComm": "contrib.adacomm",
+    "AdaptiveTau": "contrib.adaptivetau",
     "Algorithm": "contract",
     "AskLoss": "contract",
     "Corrected": "contrib.corrected",
@@ -45,6 +50,7 @@ _HOMES = {  # by name; loaded when it is first used, so that names and ranges ar
     "FedProx": "fedprox",
     "FedVeca": "fedveca",
     "FedVecaM": "contrib.fedvecam",
+    "FedVecaTime": "contrib.fedveca_time",
     "Layout": "layout",
     "MimeLite": "contrib.mimelite",
     "Moon": "contrib.moon",

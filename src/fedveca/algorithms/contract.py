@@ -48,6 +48,15 @@ class Timing(NamedTuple):
     joules: float | None  # of all clients that computed; None where no device states what it uses
     staleness: Tensor | None = None  # [n] int64: by how many models older than w_k the client's start was
     parts: Named = {}  # noqa: RUF012  # what else the record has of the times, by the names of runs/schema.py
+    steps: Tensor | None = None  # [n] float64: of `clients`, the seconds of the local steps; None where not known
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        """[n] each: the seconds of a client's local steps, and those of all else: messages and probe.
+
+        Where they were not measured apart, all seconds count as those of the steps.
+        """
+        steps = self.clients if self.steps is None else self.steps
+        return steps, (self.clients - steps).clamp(min=0)
 
 
 class Report(NamedTuple):
@@ -125,6 +134,9 @@ class Algorithm(ABC, Generic[State, Carry]):
     adapts: ClassVar[bool] = False  # whether it chooses the clients' numbers of local steps itself
     needs_gradient: ClassVar[bool] = False  # whether `start` uses g0 = grad F_i(w_k)
     needs_loss: ClassVar[bool] = False  # whether `start` uses F_i(w_k), as one more argument, `loss`
+    needs_gradient_after: ClassVar[bool] = (
+        False  # whether `arrive` is called, with F_i and its gradient after the steps
+    )
     needs_layout: ClassVar[bool] = False  # whether it uses `layout`, the places of the model's layers in w
     chooses: ClassVar[bool] = False  # whether `choose` says who takes part in a round
     needs_mean: ClassVar[bool] = False  # whether `track` and `finish` use the mean of the directions
@@ -257,6 +269,18 @@ class Algorithm(ABC, Generic[State, Carry]):
             others: Of the models that `models` names, in evaluation mode and without a gradient.
         """
         return base(out.scores, y)
+
+    def arrive(self, order: Order, s: Carry, w: Tensor, loss: Tensor, g: Tensor) -> Carry:
+        """What a client carries into `finish`, where `needs_gradient_after` is true.
+
+        Args:
+            order: The round's.
+            s: What it carries after its last local step.
+            w: Its local model after that step.
+            loss: [..., 1] F_i(w), on the rows of the probe.
+            g: [..., P] grad F_i(w), on the same rows.
+        """
+        return s
 
     @abstractmethod
     def finish(self, order: Order, s: Carry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:

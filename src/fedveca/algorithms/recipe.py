@@ -37,6 +37,7 @@ _DECLARED = (
     "adapts",
     "needs_gradient",
     "needs_loss",
+    "needs_gradient_after",
     "needs_layout",
     "chooses",
     "needs_everyone",
@@ -172,6 +173,9 @@ class Recipe(Algorithm[Any, RecipeCarry]):
 
     def loss(self, base: RowLoss, out: Outputs, y: Tensor, counts: Tensor, others: dict[str, Outputs]) -> Tensor:
         return self.algorithm.loss(base, out, y, counts, others)
+
+    def arrive(self, order: Order, s: RecipeCarry, w: Tensor, loss: Tensor, g: Tensor) -> RecipeCarry:
+        return s._replace(s=self.algorithm.arrive(order, s.s, w, loss, g))
 
     def finish(self, order: Order, s: RecipeCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:
         mean = {"mean": s.mean} if self.algorithm.needs_mean else {}

@@ -127,6 +127,13 @@ class DebugCohort:
             with _name_place(f"{place}, start"):
                 s, labels = start_client(algorithm, order, former, g0, loss[:, None]), self.label_counts(ids)
             w, s = self._take_local_steps(k, algorithm, order, client, steps, w, s, running, labels)
+            if self.want_loss_after or algorithm.needs_gradient_after:
+                with _name_place(f"{place}, loss after the steps"):
+                    after, g = self._probe(client, w, running)
+                numbers |= {"after": after} if self.want_loss_after else {}
+            if algorithm.needs_gradient_after:
+                with _name_place(f"{place}, arrive"):
+                    s = algorithm.arrive(order, s, w, after[:, None], g)
             with _name_place(f"{place}, finish"):
                 vectors, results, memory = algorithm.finish(order, s, w, torch.full_like(w[:, :1], steps))
                 numbers = {name: v[:, 0] for name, v in results.items()} | numbers
@@ -134,9 +141,6 @@ class DebugCohort:
             if running is not None and shared is not None:
                 vectors = vectors | {STATISTICS: running - shared}
                 memory = memory | ({STATISTICS: running} if self.local_statistics else {})
-            if self.want_loss_after:
-                with _name_place(f"{place}, loss after the steps"):
-                    numbers["after"] = self._probe(client, w, running)[0]
         finite = _have_finite_norms(w, *memory.values())
         if self.send:
             memory, finite = memory if finite else recalled, True

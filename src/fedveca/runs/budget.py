@@ -12,7 +12,9 @@ from fedveca.tasks.setting_words import split_words
 
 CostKind = Literal["steps", "rows", "bytes", "seconds"]
 COST_KINDS: tuple[CostKind, ...] = get_args(CostKind)
-BUDGET_FORMS: dict[str, str] = {kind: f"{kind}:NUMBER" for kind in COST_KINDS}
+BudgetKind = CostKind | Literal["clock"]  # simulated seconds: of runs on simulated devices
+BUDGET_KINDS: tuple[BudgetKind, ...] = (*COST_KINDS, "clock")
+BUDGET_FORMS: dict[str, str] = {kind: f"{kind}:NUMBER" for kind in BUDGET_KINDS}
 COST_NAMES: dict[CostKind, str] = {
     "steps": "local steps",
     "rows": "gradient rows",
@@ -25,7 +27,7 @@ HIGHEST_BUDGET = 1e15  # whole numbers up to it are exact
 class RunBudget(NamedTuple):
     """What a run may use up, of one kind."""
 
-    kind: CostKind
+    kind: BudgetKind
     total: float
 
     def __str__(self) -> str:
@@ -40,7 +42,7 @@ def parse_budget(text: str) -> RunBudget | None:
     """Reads the setting `budget`.
 
     Args:
-        text: Such as `rows:200000` or `seconds:60`; empty where the rounds alone are the end of a run.
+        text: Such as `rows:200000` or `clock:15`; empty where the rounds alone are the end of a run.
 
     Returns:
         The budget; None where the text is empty.
@@ -52,7 +54,7 @@ def parse_budget(text: str) -> RunBudget | None:
     if not words:
         return None
     if len(words) > 1:
-        raise UserError(f"budget={printable(text)} names {len(words)} kinds; it is one of {', '.join(COST_KINDS)}")
+        raise UserError(f"budget={printable(text)} names {len(words)} kinds; it is one of {', '.join(BUDGET_KINDS)}")
     ((kind, (number,)),) = words.items()
     try:
         total = float(number)
@@ -62,7 +64,14 @@ def parse_budget(text: str) -> RunBudget | None:
         raise UserError(
             f"budget={printable(text)} is out of range; allowed: a number above 0, at most {HIGHEST_BUDGET:g}"
         )
-    return RunBudget(next(known for known in COST_KINDS if known == kind), total)
+    return RunBudget(next(known for known in BUDGET_KINDS if known == kind), total)
+
+
+def add_cost(spent: float, record: Mapping[str, object], kind: BudgetKind) -> float:
+    """What a run has used up with this round, where it was `spent` before; the clock is counted since the start."""
+    if kind == "clock":
+        return max(spent, get_number(record, "clock") or 0)
+    return spent + measure_cost(record, kind)
 
 
 def measure_cost(record: Mapping[str, object], kind: CostKind) -> float:

@@ -39,6 +39,8 @@ class ClockSettings(Protocol):
     @property
     def keep(self) -> str: ...
     @property
+    def budget(self) -> str: ...
+    @property
     def val(self) -> float: ...
     @property
     def guard(self) -> str: ...
@@ -64,6 +66,8 @@ def check_clock(e: ClockSettings) -> None:
     ):
         if value != off and not e.devices:
             raise UserError(f"{name}={value} needs simulated devices, such as devices=uniform")
+    if e.budget.startswith("clock") and not e.devices:
+        raise UserError(f"budget={printable(e.budget)} needs simulated devices, such as devices=uniform")
     if e.schedule == "deadline" and not e.deadline:
         raise UserError("schedule=deadline needs a deadline in seconds, such as deadline=2")
     if e.schedule != "deadline" and e.deadline:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fedveca.errors import UserError, count_noun
-from fedveca.runs.budget import measure_cost, parse_budget
+from fedveca.runs.budget import add_cost, parse_budget
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.schema import SCHEMA, Direction, EndReason, Round, get_number
 from fedveca.runs.statistics import rounds_to_reach
@@ -60,7 +60,7 @@ class EarlyStopping:
         if self._budget is None:
             return False
         if record["round"] >= self._counted:
-            self._spent, self._counted = self._spent + measure_cost(record, self._budget.kind), record["round"] + 1
+            self._spent, self._counted = add_cost(self._spent, record, self._budget.kind), record["round"] + 1
         return not self._budget.allows_another(self._spent, self._counted)
 
 

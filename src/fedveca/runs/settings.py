@@ -281,6 +281,10 @@ class SettingList:
     lc_tau: float = method_option(_methods.rare, "lc_tau")
     moon_mu: float = method_option(_methods.rare, "moon_mu")
     moon_temperature: float = method_option(_methods.rare, "moon_temperature")
+    wang_phi: float = method_option(_methods.rare, "wang_phi")
+    wang_seconds: float = method_option(_methods.rare, "wang_seconds")
+    ada_interval: float = method_option(_methods.rare, "ada_interval")
+    ada_gamma: float = method_option(_methods.rare, "ada_gamma")
     method_options: str = _methods.rare(
         "",
         "hyperparameters of a custom method that are not settings themselves, with commas between",

@@ -20,17 +20,18 @@ class RowCount(NamedTuple):
 
     batch: int  # rows of a mini-batch: all of them have so many, also where a client has fewer
     probe: int  # rows of a client on which it computes its gradient at w_k, where it has so many; 0 is all
-    gradient: bool  # whether the method uses that gradient; the loss alone needs no gradient, and counts nothing
+    gradients: int  # how many of them the method uses, at w_k and after the steps; a loss alone counts nothing
 
     def __call__(self, sizes: Tensor, tau: Tensor) -> int:
-        """sum_i (tau_i B + min(probe, D_i)) over clients with `sizes` [n] and local steps `tau` [n]."""
+        """sum_i (tau_i B + gradients min(probe, D_i)) over clients with `sizes` [n] and local steps `tau` [n]."""
         probed = sizes.clamp(max=self.probe) if self.probe else sizes
-        return self.batch * int(tau.sum()) + self.gradient * int(probed.sum())
+        return self.batch * int(tau.sum()) + self.gradients * int(probed.sum())
 
 
 def count_rows_of(e: Experiment, algorithm: Algorithm) -> RowCount:
     """How the rows of these settings are counted."""
-    return RowCount(e.batch, count_probe_rows(e), algorithm.needs_gradient)
+    gradients = algorithm.needs_gradient + algorithm.needs_gradient_after
+    return RowCount(e.batch, count_probe_rows(e), gradients)
 
 
 def find_computing(ids: Tensor, answered: Tensor, faults: Iterable[Fault]) -> Tensor:

@@ -62,6 +62,8 @@ def walk(
             good = isinstance(leaf, Tensor) and leaf.dim() > 1 and len(leaf) == len(centre)
             what = f"{list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
             raise_unless(good, a, f"carries {what} through its steps; all of s is tensors [..., P] or [..., 1]")
+    if a.needs_gradient_after:
+        s = a.arrive(order, s, w, (w - centre).square().sum(-1, keepdim=True) / 2, w - centre)
     return a.finish(order, s, w, torch.full((*centre.shape[:-1], 1), float(tau)))
 
 

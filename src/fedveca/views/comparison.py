@@ -161,7 +161,7 @@ class FairProtocol(NamedTuple):
 def find_protocol(curves: Sequence[Curve]) -> FairProtocol | None:
     """How the budgets of these curves were made equal; None where they were not."""
     given = [parse_budget(run.experiment.budget) for curve in curves for run in curve.runs]
-    kinds = {budget.kind for budget in given if budget}
+    kinds = {budget.kind for budget in given if budget and budget.kind != "clock"}
     if not kinds:
         setter = find_budget_setter(curves)
         return FairProtocol("steps", setter) if setter else None
@@ -259,6 +259,9 @@ def _compare_budgets(curves: Sequence[Curve], rows: Sequence[Row]) -> str:
     if protocol and protocol.kind != "steps":
         return _check_protocol(protocol, curves, rows)
     rivals = [curve for curve in curves if not is_pooled(curve.method)]
+    budgets = {run.experiment.budget if run.ended == "budget" else "" for curve in rivals for run in curve.runs}
+    if len(budgets) == 1 and budgets != {""}:
+        return ""  # the same one for all
     rounds = [run.experiment.rounds for curve in rivals for run in curve.runs]
     if len(set(rounds)) > 1:
         return f"{min(rounds):,} to {max(rounds):,} rounds"

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from fedveca import (
+    AdaComm,
+    AdaptiveTau,
     Corrected,
     EqualTime,
     FedACG,
@@ -28,6 +30,7 @@ from fedveca import (
     FedProx,
     FedVeca,
     FedVecaM,
+    FedVecaTime,
     MimeLite,
     Moon,
     Scaffnew,
@@ -115,6 +118,9 @@ def test_methods_stand_in_the_papers_order() -> None:
     table = ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised")
     assert paper_methods() == table
     rivals = {
+        "adacomm": AdaComm,
+        "adaptivetau": AdaptiveTau,
+        "corrected": Corrected,
         "equaltime": EqualTime,
         "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
@@ -123,19 +129,21 @@ def test_methods_stand_in_the_papers_order() -> None:
         "feddyn": FedDyn,
         "fedexp": FedExP,
         "fedlc": FedLC,
+        "fedveca_time": FedVecaTime,
         "fedvecam": FedVecaM,
         "fedyogi": FedYogi,
         "mimelite": MimeLite,
         "moon": Moon,
         "scaffnew": Scaffnew,
     }
-    assert tuple(methods()) == (*table, "corrected", *rivals)
-    classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, Corrected, *rivals.values()]
+    assert tuple(methods()) == (*table, *rivals)
+    classes = [FedVeca, FedAvg, FedProx, FedNova, Scaffold, FedAvg, *rivals.values()]
     assert [entry.algorithm for entry in methods().values()] == classes
-    assert [name for name in methods() if is_adaptive(name)] == ["fedveca", "corrected", "equaltime", "fedvecam"]
+    adaptive = ["fedveca", "adacomm", "adaptivetau", "corrected", "equaltime", "fedveca_time", "fedvecam"]
+    assert [name for name in methods() if is_adaptive(name)] == adaptive
     assert [name for name in methods() if is_guarded_by_default(name)] == ["fedvecam"]
     assert [name for name in methods() if is_pooled(name)] == ["centralised"]
-    assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", "corrected", *rivals)
+    assert deployable_methods() == ("fedveca", "fedavg", "fedprox", "fednova", "scaffold", *rivals)
     assert is_adaptive("custom:FedVeca(lr=0.1)")
     assert not is_adaptive("custom:FedAvg(lr=0.1)")
     assert is_guarded_by_default("custom:FedVecaM(lr=0.1)")
@@ -175,8 +183,8 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
 @pytest.mark.parametrize(
     ("setting", "owners"),
     [
-        ("alpha", {"fedveca", "corrected", "fedvecam"}),
-        ("tau_max", {"fedveca", "corrected", "equaltime", "fedvecam"}),
+        ("alpha", {"fedveca", "corrected", "fedveca_time", "fedvecam"}),
+        ("tau_max", {"fedveca", "corrected", "adaptivetau", "equaltime", "fedveca_time", "fedvecam"}),
         ("smooth", {"corrected", "fedvecam"}),
         ("lookahead", {"fedvecam"}),
         ("probe_steps", {"corrected"}),
@@ -189,6 +197,10 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
         ("lc_tau", {"fedlc"}),
         ("moon_mu", {"moon"}),
         ("moon_temperature", {"moon"}),
+        ("wang_phi", {"adaptivetau"}),
+        ("wang_seconds", {"adaptivetau"}),
+        ("ada_interval", {"adacomm"}),
+        ("ada_gamma", {"adacomm"}),
     ],
 )
 def test_a_setting_concerns_the_methods_that_declare_it(setting: str, owners: set[str]) -> None:

@@ -48,7 +48,8 @@ def test_a_budget_is_a_kind_and_a_number() -> None:
         ("rows:many", "budget=rows:many is out of range; allowed: a number above 0, at most 1e+15"),
         ("rows:nan", "budget=rows:nan is out of range"),
         ("rows:0", "budget=rows:0 is out of range"),
-        ("rows:1,steps:1", "budget=rows:1,steps:1 names 2 kinds; it is one of steps, rows, bytes, seconds"),
+        ("clock:15", "budget=clock:15 needs simulated devices, such as devices=uniform"),
+        ("rows:1,steps:1", "budget=rows:1,steps:1 names 2 kinds; it is one of steps, rows, bytes, seconds, clock"),
     ],
 )
 def test_a_text_that_is_not_a_budget_is_rejected(text: str, sentence: str) -> None:
@@ -79,6 +80,37 @@ def test_a_run_takes_as_many_rounds_as_its_budget_allows(kind: CostKind) -> None
         done = fedveca.run(replace(AVG, budget=f"{kind}:{total}"), device="cpu")
         assert (len(done.rounds), done.ended) == (rounds, "budget")
         assert "test_accuracy" in done.rounds[-1]  # the last round is tested, whatever it is
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> str:
+    """A second per row of a gradient: a round of FedAvg with 3 steps takes 3 * batch seconds."""
+    file = tmp_path / "slow.toml"
+    file.write_text("[slow]\nbackward_ms = 1000\n", "utf-8")
+    return str(file)
+
+
+def test_a_budget_of_simulated_seconds_ends_a_run(devices: str, tmp_path: Path) -> None:
+    """The clock is counted since the start: three rounds of 24 s fit into 80 s, and a resumed run ends there too."""
+    e = replace(AVG, devices=devices, keep="last", batch=8)
+    for total, rounds in ((72, 3), (71.9, 2), (80, 3), (1, 1)):
+        done = fedveca.run(e.replace(budget=f"clock:{total}"), device="cpu")
+        assert (done.column("clock"), done.ended) == ([24.0 * (k + 1) for k in range(rounds)], "budget")
+    e = e.replace(budget="clock:100")
+    fedveca.run(e.replace(rounds=2), tmp_path / "half", device="cpu")
+    resumed = fedveca.resume(tmp_path / "half", rounds=50, device="cpu")
+    assert (resumed.column("clock")[-1], resumed.ended) == (96.0, "budget")
+
+
+def test_methods_with_the_same_budget_have_equal_budgets(devices: str, tmp_path: Path) -> None:
+    """They take different numbers of rounds and local steps in the same simulated time, and may be compared."""
+    e = replace(E, rounds=50, devices=devices, budget="clock:400", batch=8, probe=32)
+    runs = compare(e, 2, tmp_path / "out", methods=("fedveca", "fedavg"), device="cpu")
+    assert {run.ended for run in runs} == {"budget"}
+    assert len({run.summary["tau_all"] for run in runs}) > 1
+    assert compare_curves(group_curves(runs)).budgets == ""
+    other = compare(e.replace(budget=""), 2, tmp_path / "free", methods=("fedveca", "fedavg"), device="cpu")
+    assert find_protocol(group_curves(other))  # as before: by steps
 
 
 def test_without_reaching_it_a_run_has_all_its_rounds() -> None:

@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveca.algorithms import (
+    AdaComm,
+    AdaptiveTau,
     Corrected,
     EqualTime,
     FedACG,
@@ -29,6 +31,7 @@ from fedveca.algorithms import (
     FedProx,
     FedVeca,
     FedVecaM,
+    FedVecaTime,
     MimeLite,
     Moon,
     Scaffnew,
@@ -338,6 +341,7 @@ def test_fair_share_of_mnist_case_3() -> None:
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
 OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
 OFF |= {"lookahead": 0.25, "lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
+OFF |= {"wang_phi": 0.25, "wang_seconds": 3.5, "ada_interval": 2.5, "ada_gamma": 0.75}
 
 
 def test_methods_get_their_hyperparameters() -> None:
@@ -351,11 +355,14 @@ def test_methods_get_their_hyperparameters() -> None:
         "scaffold": Scaffold(lr=0.5),
         "centralised": FedAvg(lr=0.5),
         "corrected": Corrected(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, probe_steps=3.5),
+        "adacomm": AdaComm(lr=0.5, ada_interval=2.5, ada_gamma=0.75),
+        "adaptivetau": AdaptiveTau(lr=0.5, tau_max=9, wang_phi=0.25, wang_seconds=3.5),
         "equaltime": EqualTime(lr=0.5, tau_max=9),
         "fedacg": FedACG(lr=0.5, acg_lambda=0.75, acg_beta=0.25),
         "feddyn": FedDyn(lr=0.5, dyn=0.25),
         "fedexp": FedExP(lr=0.5, exp_eps=0.5),
         "fedlc": FedLC(lr=0.5, lc_tau=0.5),
+        "fedveca_time": FedVecaTime(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
         "fedvecam": FedVecaM(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, lookahead=0.25),
         "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
         "moon": Moon(lr=0.5, moon_mu=0.25, moon_temperature=0.75),
@@ -379,7 +386,7 @@ def test_settings_of_methods_are_those_that_the_methods_declare() -> None:
     for name in owned.keys() - {"distrust"}:
         assert (FIELDS[name].default, FIELDS[name].metadata["range"]) == (owned[name].default, owned[name].range)
         assert FIELDS[name].metadata["text"].endswith(owned[name].text)
-    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected, fedvecam: ")
+    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected, fedveca_time, fedvecam: ")
 
 
 def test_build_puts_the_parts_together() -> None:

@@ -104,9 +104,15 @@ class BufferedCohort:
         flown = [self.arrived[i] for i in who.tolist()]
         age = torch.tensor([k - flight.start for flight in flown], dtype=torch.int64)
         seconds = torch.tensor([flight.seconds for flight in flown], dtype=torch.float64)
+        stepping = [self._find_step_seconds(flight) for flight in flown]
         needed = {flight.start for flight in self.flights.values()}
         self.orders = {start: self.orders[start] for start in sorted(needed)}
-        return who, report._replace(timing=Timing(self.now - self.began, seconds, joules, age))
+        steps = torch.tensor(stepping, dtype=torch.float64)
+        return who, report._replace(timing=Timing(self.now - self.began, seconds, joules, age, steps))
+
+    def _find_step_seconds(self, flight: Flight) -> float:
+        ids, rows = torch.tensor([flight.client]), torch.tensor([flight.tau * self.rule.batch])
+        return float(self.fleet.find_step_seconds(flight.start, ids, rows))
 
     def _combine(self, k: int, answers: Mapping[int, tuple[Tensor, Report]]) -> tuple[Tensor, Report]:
         """One report of all: means weighted by rows and age, and by what factor their age shortens the server's step.

@@ -48,10 +48,10 @@ class WorkRule(NamedTuple):
         probed = sizes.clamp(max=self.probe) if self.probe else sizes
         if not bool((tau > 0).any()):
             return torch.zeros_like(tau), probed
-        gradient = method.needs_gradient
-        before = (self.want_loss or method.needs_loss) and not gradient
-        rows = tau * self.batch + (probed if gradient else 0)
-        return rows, probed * (before + self.want_loss_after)
+        before, after = method.needs_gradient, method.needs_gradient_after
+        losses = (self.want_loss or method.needs_loss) and not before, self.want_loss_after and not after
+        rows = tau * self.batch + probed * (before + after)
+        return rows, probed * sum(losses)
 
     def _count_answer(self, order: Order) -> int:
         """Bytes of an answer: the vectors and numbers of `finish`, the steps taken, and losses."""
@@ -117,7 +117,9 @@ class TimedCohort:
         report, who = Report({}, {}, 0.0), ids[:0]
         if bool(asked.any()):
             who, report = self.cohort(k, order, ids[asked], tau[asked])
-        timing = Timing(lasts, seconds[torch.isin(ids, who)], joules)
+        answered = torch.isin(ids, who)
+        stepping = self.fleet.find_step_seconds(k, who, tau[answered] * self.rule.batch)
+        timing = Timing(lasts, seconds[answered], joules, steps=stepping)
         return who, report._replace(faults=(*faults, *report.faults), timing=timing)
 
     def _sum_joules(self, ids: Tensor, work: Work, counts: Tensor, works: Tensor) -> float:

@@ -90,6 +90,10 @@ class Fleet:
         computing, network = self._draw_factors(k, ids)
         return self._count_network(ids, work) * network + self._count_computing(ids, work) * computing
 
+    def find_step_seconds(self, k: int, ids: Tensor, rows: Tensor) -> Tensor:
+        """[n] float64: of `find_seconds`, those of the gradients of so many rows."""
+        return (self.forward + self.backward)[ids] * rows * self._draw_factors(k, ids)[0]
+
     def fit_steps(self, k: int, ids: Tensor, work: Work, tau: Tensor, batch: int, seconds: float) -> Tensor:
         """[n] int64: the most local steps, at most tau, with which each client answers in time; 0 where none does.
 
@@ -101,9 +105,8 @@ class Fleet:
             batch: Rows of one of them.
             seconds: The time.
         """
-        computing, _ = self._draw_factors(k, ids)
         late = self.find_seconds(k, ids, work) - seconds
-        step = (self.forward + self.backward)[ids] * batch * computing
+        step = self.find_step_seconds(k, ids, torch.full_like(tau, batch))
         too_many = torch.where(step > 0, (late / step).clamp(0, 1e15), torch.where(late > 0, 1e15, 0.0))
         fewer = (tau - too_many.ceil().long()).clamp(min=0)
         cut = work._replace(rows=work.rows - (tau - fewer) * batch)

@@ -133,7 +133,8 @@ def report_times(seconds: float, times: Iterable[AnswerTimes]) -> Timing:
         "order_bytes": torch.tensor([t.down for t in each], dtype=torch.int64),
         "answer_bytes": torch.tensor([t.up for t in each], dtype=torch.int64),
     }
-    return Timing(seconds, _list([t.total for t in each]), None, parts=parts)
+    total, steps = _list([t.total for t in each]), parts["step_seconds"]
+    return Timing(seconds, total, None, parts=parts, steps=torch.where(steps.isnan(), total, steps))
 
 
 def _list(values: list[float] | list[float | None]) -> Tensor:

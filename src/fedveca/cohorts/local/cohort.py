@@ -248,6 +248,10 @@ class LocalCohort:
         if most == 0:
             return self._make_result(k, aggregator, chunk, [], {}, {"loss": loss}, {}, {})
         w, s, running = self._step_together(k, algorithm, order, former, loss, g0, w, running, chunk)
+        wanted = self.want_loss_after, algorithm.needs_gradient_after
+        after, g = self._probe(w, running, chunk, *wanted) if any(wanted) else (loss, g0)
+        if algorithm.needs_gradient_after:
+            s = algorithm.arrive(order, s, w, after[:, None], g)
         vectors, each, memory = algorithm.finish(order, s, w, chunk.table[3][:, None].to(w.dtype))
         reject_statistics({**vectors, **memory}, "finish")
         if running is not None and shared is not None:
@@ -257,7 +261,7 @@ class LocalCohort:
         if want_loss or algorithm.needs_gradient:
             each["loss"] = loss
         if self.want_loss_after:
-            each["after"] = self._probe(w, running, chunk, True, False)[0]
+            each["after"] = after
         local_norms = [v.norm(dim=-1) for v in (w, *memory.values())]
         if self.send:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
