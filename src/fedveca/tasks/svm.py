@@ -72,8 +72,12 @@ class SquaredSvm:
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         score = x.flatten(1) @ w
+        return self.close_loss(w, score, y), torch.stack([score, -score], -1)
+
+    def close_loss(self, w: Tensor, score: Tensor, y: Tensor) -> Tensor:
+        """The mean loss [] of rows whose scores w.x [B] are known, which may have come in pieces."""
         slack = (1 - self.targets(y) * score).clamp(min=0)
-        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean()), torch.stack([score, -score], -1)
+        return 0.5 * (self.ridge * (w @ w) + (slack * slack).mean())
 
     def labels(self, y: Tensor) -> Tensor:
         """0 for even labels and 1 for odd ones."""

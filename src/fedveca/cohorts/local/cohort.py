@@ -399,6 +399,6 @@ class LocalCohort:
         else:
             each = [None] * len(w) if running is None else list(running)
             jobs = zip(w, each, starts, sizes, counts, strict=True)
-            alone = [self.passes.alone(*job, want_gradient) for job in jobs]
+            alone = [self.passes.alone([(w, now)], *rows, want_gradient)[0] for w, now, *rows in jobs]
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if want_gradient else unknown.expand_as(w)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from fedveca.cohorts.local.chunks import Chunk
 from fedveca.cohorts.local.cuda_graphs import Lanes
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
 from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
+
+ProbedModel = tuple[Tensor, Tensor | None]  # w [P] and its running statistics [S]
 
 
 class ProbePasses:
@@ -43,16 +48,40 @@ class ProbePasses:
         return self.problem.gradients(w, x, y, (j < count).float() / count, running)
 
     def alone(
-        self, w: Tensor, running: Tensor | None, start: int, size: int, count: int, want_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        """One client, block by block; all its rows are read where they lie."""
-        F, g = torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w
+        self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool
+    ) -> list[tuple[Tensor, Tensor]]:
+        """F and grad F of each model on one client's rows, block by block; all its rows are read where they lie.
+
+        Rows are prepared once for all models, and each model's numbers are what they are without the others.
+        """
+        found = [(torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w) for w, _ in models]
+        for share, values in self._find_blocks(models, start, size, count, want_gradient):
+            found = [
+                (F + share * F_block, g if g_block is None else g + share * g_block)
+                for (F, g), (F_block, g_block) in zip(found, values, strict=True)
+            ]
+        return found
+
+    def _find_blocks(
+        self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool
+    ) -> Iterator[tuple[float, list[tuple[Tensor, Tensor | None]]]]:
+        """Of each block, its share of the rows, and F and grad F of each model on it."""
+        problem = self.problem
+        if isinstance(problem, SquaredSvm) and self.device.type == "cpu" and count == size and not want_gradient:
+            for at in range(start, start + size, self.block):
+                y = self.rows.y[at : min(at + self.block, start + size)]
+                pieces = self.rows.pieces(at, at + len(y))
+                scores = zip(*([x.flatten(1) @ w for w, _ in models] for x in pieces), strict=True)
+                both = zip(models, scores, strict=True)
+                yield len(y) / count, [(problem.close_loss(w, torch.cat(parts), y), None) for (w, _), parts in both]
+            return
         for x, y in self.rows.blocks(start, size, count, self.block):
-            share = len(y) / count
-            if want_gradient:
-                now = None if running is None else running[None]
-                F_block, g_block = self.problem.gradients(w[None], x[None], y[None], statistics=now)
-                F, g = F + share * F_block[0], g + share * g_block[0]
-            else:
-                F = F + share * self.problem.losses(w, x, y, running)[0]
-        return F, g
+            values: list[tuple[Tensor, Tensor | None]] = []
+            for w, running in models:
+                if want_gradient:
+                    now = None if running is None else running[None]
+                    F, g = problem.gradients(w[None], x[None], y[None], statistics=now)
+                    values.append((F[0], g[0]))
+                else:
+                    values.append((problem.losses(w, x, y, running)[0], None))
+            yield len(y) / count, values

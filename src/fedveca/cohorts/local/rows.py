@@ -17,6 +17,7 @@ from fedveca.tasks.datasets.lazy import LazyRows
 
 _AHEAD = 2  # steps whose rows are read while another one is computed
 _READERS = 4  # threads that read ahead
+_PIECE_BYTES = 2**19  # of prepared rows that are worked on at a time: half of what a core's own cache holds
 Feed = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]  # row numbers [steps, n, B] -> the rows of each step
 
 
@@ -53,13 +54,56 @@ class ClientRows:
         return x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
 
     def blocks(self, start: int, size: int, count: int, block: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """`count` of the `size` rows from `start`, evenly spaced, `block` at a time; all are read where they lie."""
+        """`count` of the `size` rows from `start`, evenly spaced, `block` at a time; all are read where they lie.
+
+        On the CPU, rows that have to be prepared are valid until the next block's.
+        """
         for at in range(0, count, block):
             stop = min(at + block, count)
-            if count == size:
+            if count < size:
+                yield self.pick(start + torch.arange(at, stop, device=self.device) * size // count)
+            elif self._is_ready or self.device.type != "cpu":
                 yield self._prepare(lambda v, rows=slice(start + at, start + stop): v[rows])  # type: ignore[misc]
             else:
-                yield self.pick(start + torch.arange(at, stop, device=self.device) * size // count)
+                ready = self._get_room(stop - at)
+                for _ in self._prepare_pieces(start + at, ready):
+                    pass
+                yield ready, self.y[start + at : start + stop]
+
+    def pieces(self, start: int, stop: int) -> Iterator[Tensor]:
+        """The rows from `start` to `stop`, prepared, few enough at a time to stay in the cache; on the CPU.
+
+        A piece is valid until the next one.
+        """
+        if self._is_ready:
+            yield from torch.split(self.x[start:stop], self._piece)
+            return
+        ready = self._get_room(self._piece)
+        for at in range(start, stop, self._piece):
+            yield from self._prepare_pieces(at, ready[: stop - at])
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether a model takes the rows as they are stored."""
+        return self.x.dtype == self.kind and self.unit == 1 and not (self._moments or self._channels)
+
+    @cached_property
+    def _piece(self) -> int:
+        """Rows of a piece."""
+        return max(1, _PIECE_BYTES // (4 * self.numel))
+
+    def _prepare_pieces(self, start: int, ready: Tensor) -> Iterator[Tensor]:
+        """Prepares as many rows from `start` as `ready` has room for, there, while they are in the cache."""
+        for at, piece in enumerate(torch.split(ready, self._piece)):
+            rows = slice(start + at * self._piece, start + at * self._piece + len(piece))
+            piece.copy_(self.x[rows])
+            if self._moments:
+                piece.sub_(self._moments[0][rows]).mul_(self._moments[1][rows])
+            elif self._channels:
+                piece.sub_(self._channels[0]).mul_(self._channels[1])
+            elif self.unit != 1:
+                piece.mul_(self.unit)
+            yield piece
 
     def batches(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows [n, B] of each step of index [steps, n, B], on the CPU, yet to be multiplied by `unit`.
@@ -91,6 +135,14 @@ class ClientRows:
             self._buffers.raw = self.x.new_empty(rows, *self.x.shape[1:])
             self._buffers.ready = self._buffers.raw.to(self.kind)
         return self._buffers.raw[:rows], self._buffers.ready[:rows]
+
+    def _get_room(self, rows: int) -> Tensor:
+        """This thread's room for prepared rows of a pass; it may be written to whether or not a gradient is wanted."""
+        if len(getattr(self._buffers, "room", ())) < rows:
+            with torch.inference_mode(False):
+                self._buffers.room = torch.empty(rows, *self.x.shape[1:], dtype=self.kind)
+        room: Tensor = self._buffers.room[:rows]
+        return room
 
     def _prepare(self, pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         x = pick(self.x)
@@ -127,6 +179,11 @@ class LazyClientRows:
         parts = torch.split(start + torch.arange(count) * size // count, block)
         for part, raw in zip(parts, self._read_ahead(parts), strict=True):
             yield self._prepare(raw), self.y.index_select(0, part.to(self.device))
+
+    def pieces(self, start: int, stop: int) -> Iterator[Tensor]:
+        """As `ClientRows.pieces`."""
+        few = max(1, _PIECE_BYTES // (4 * self.numel))
+        yield from map(self._prepare, self._read_ahead(torch.split(torch.arange(start, stop), few)))
 
     def feed(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The prepared rows and the labels of each step of index [steps, ...], on the device."""
