@@ -148,7 +148,6 @@ def build(
     algorithm = _algorithm(e, method).with_layout(problem.layout)
     check_participation(e, algorithm, e.method)
     if cohort is None:
-        if cohort is None:  # clients elsewhere have devices, whose seconds are measured
         warn_untimed(e, algorithm)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):

@@ -108,7 +108,7 @@ class BufferedCohort:
         needed = {flight.start for flight in self.flights.values()}
         self.orders = {start: self.orders[start] for start in sorted(needed)}
         steps = torch.tensor(stepping, dtype=torch.float64)
-        return who, report._replace(timing=Timing(self.now - self.began, seconds, joules, age, steps))
+        return who, report._replace(timing=Timing(self.now - self.began, seconds, joules, age, steps=steps))
 
     def _find_step_seconds(self, flight: Flight) -> float:
         ids, rows = torch.tensor([flight.client]), torch.tensor([flight.tau * self.rule.batch])

@@ -109,7 +109,7 @@ class SecureFlowerCohort(FlowerCohort):
     def _take_overhead(self, numbers: int, arrived: int, counted: int) -> tuple[int, int]:
         """Bytes of the protocol since the last round, with what masked numbers are longer than float32."""
         down, up, self._down, self._up = self._down, self._up, 0, 0
-        return down, up + numbers * (WORD_BYTES * arrived - self.width * counted)
+        return down, up + numbers * (WORD_BYTES * arrived - self.transfer.width * counted)
 
     def _open_session(self, ids: list[int], threshold: int) -> ServerSession | None:
         """A session of the clients that are there, with their secrets shared; None where they are too few."""
