@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedveca.cli.arguments import Command, add_experiment, add_quiet, choose_folder, parse_experiment, parse_folder
+from fedveca.cli.monitor import add_monitor, parse_monitor
 from fedveca.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def add(command: Command) -> None:
     )
     local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
     _add_poll(local)
+    add_monitor(local)
     add_quiet(local)
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
@@ -42,6 +44,7 @@ def add(command: Command) -> None:
     init.add_argument("--host", default="127.0.0.1", help="name or address of the server (default 127.0.0.1)")
     init.add_argument("--port", type=int, default=8000, help="the server's port (default 8000)")
     _add_poll(init)
+    add_monitor(init)
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin, parser=pinned)
@@ -78,9 +81,12 @@ def _local(args: argparse.Namespace) -> int:
         name, experiment = parse_experiment(args.words)
         experiment = _with_nodes(experiment, args.nodes)
         out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}-flower")
+    monitor = parse_monitor(args)
     with Screen(args.quiet) as screen:
         try:
-            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume), poll=args.poll)
+            done = run_locally(
+                experiment, out, observers=(screen,), resume=bool(args.resume), poll=args.poll, monitor=monitor
+            )
         except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1
@@ -95,7 +101,7 @@ def _init(args: argparse.Namespace) -> int:
     require_flower()
     _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
-    write_deployment(args.folder, experiment, args.host, args.port, args.poll)
+    write_deployment(args.folder, experiment, args.host, args.port, args.poll, parse_monitor(args))
     print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")
     return 0
 

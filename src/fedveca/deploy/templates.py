@@ -14,6 +14,8 @@ from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_certificates, write_key
 from fedveca.deploy.server import check_deployable
 from fedveca.errors import UserError, printable
+from fedveca.monitor.dashboard import write_dashboard
+from fedveca.monitor.settings import NOTHING_WATCHED, MonitorSettings, write_monitor
 from fedveca.runs.experiment import Experiment
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -113,23 +115,31 @@ def parse_host(text: str) -> Host:
     return Host(written, str(address), str(address) if address.is_loopback else everywhere)
 
 
-def write_deployment(folder: Path, e: Experiment, host: str, port: int, poll: float = DEFAULT_POLL) -> None:
+def write_deployment(
+    folder: Path,
+    e: Experiment,
+    host: str,
+    port: int,
+    poll: float = DEFAULT_POLL,
+    monitor: MonitorSettings = NOTHING_WATCHED,
+) -> None:
     """Writes the folder completely or not at all; one that is not empty is left as it is."""
     check_deployable(e)
     check_poll(poll)
+    monitor.check()
     where = parse_host(host)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists and is not empty; name another folder")
     if not 1 <= port <= 65535:
         raise UserError(f"port={port} is out of range; allowed: [1, 65535]")
     try:
-        _write(folder, e, where, port, poll)
+        _write(folder, e, where, port, poll, monitor)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _write(folder: Path, e: Experiment, host: Host, port: int, poll: float) -> None:
+def _write(folder: Path, e: Experiment, host: Host, port: int, poll: float, monitor: MonitorSettings) -> None:
     address = f"{host.written}:{port}"
     server, words = folder / "server", {"method": e.method, "data": e.data, "model": e.model, "clients": e.clients}
     write_app(folder / "app", e)
@@ -142,8 +152,11 @@ def _write(folder: Path, e: Experiment, host: Host, port: int, poll: float) -> N
     _write_script(server / "start.sh", _SERVER.format(bind=host.bind, port=port, poll=poll))
     _write_script(server / "run.sh", _RUN)
     _write_script(server / "flwr.sh", _FLWR.format())
+    write_dashboard(server / "grafana.json")
+    write_monitor(server, monitor)
     for i in range(e.clients):
         write_key(folder / f"node-{i}" / "key", server / "keys" / f"node-{i}.pub")
+        write_monitor(folder / f"node-{i}", monitor)
         shutil.copy(server / "tls" / "ca.pem", folder / f"node-{i}" / "ca.pem")
         _write_script(
             folder / f"node-{i}" / "start.sh", _NODE.format(i=i, address=address, clients=e.clients, poll=poll)
