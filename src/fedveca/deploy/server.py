@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
@@ -66,6 +67,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         from fedveca.deploy.metered_grid import MeteredGrid
         from fedveca.deploy.monitoring import RUN_FILE
         from fedveca.deploy.node_process import make_experiment
+        from fedveca.deploy.pace import describe_pace
         from fedveca.deploy.private_api import API_FOLDER
         from fedveca.monitor.log_observer import LogObserver
         from fedveca.monitor.settings import MonitorSettings, read_monitor
@@ -85,6 +87,8 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
 
                 observers.append(RunMetrics(folder / RUN_FILE, metered.read_parts, lambda: metered.connected))
         observers.insert(0, LogObserver(settings.log))
+        if sentence := describe_pace():
+            logging.getLogger(__name__).info("%s", sentence)
         config = dict(context.run_config)
         former, out = (str(config.get(name, "")) for name in ("resume", "out"))
         e = Run.open(former).experiment if former else make_experiment(config)

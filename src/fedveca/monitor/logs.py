@@ -15,7 +15,7 @@ LONGEST_MESSAGE = 4000  # characters
 LOG_FIELDS = "fedveca_fields"  # the attribute of a log record that holds more than its message
 _OTHERS = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")  # loggers that write by themselves
 
-_CHATTY = ("httpx", "httpcore")  # a line per request
+_CHATTY = ("httpx", "httpcore", "uvicorn.access")  # a line per request
 
 
 class JsonFormatter(logging.Formatter):
