@@ -3,8 +3,8 @@
     python -m benchmarks.products.deploy --nodes 2 --rounds 5 --out deploy.json
 
 Both run on a SuperLink and SuperNodes of their own on this machine, with TLS and node keys, behind our gateway. Bare
-Flower answers an empty message and is polled by Grid.send_and_receive, all else at its defaults; ours trains the
-squared SVM with FedVeca.
+Flower answers an empty message and is polled by Grid.send_and_receive, all else at its defaults (poll=0); ours trains
+the squared SVM with FedVeca.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from fedveca.deploy.launch import Federation
+from fedveca.deploy.pace import DEFAULT_POLL
 from fedveca.deploy.provision import write_app
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT
 from fedveca.runs.experiment import Experiment
@@ -135,10 +136,10 @@ def query(message, context):
 '''
 )
 PARTS = {
-    "wait": "order sent until Flower's process starts on the node (SuperNode sleeps up to 3 s, SuperExec polls)",
+    "wait": "order sent until Flower's process starts on the node (bare: the SuperNode sleeps up to 3 s)",
     "process": "that process: imports Flower, pulls the message, loads the app",
     "work": "the app's own function: for us the worker's steps and the way there",
-    "back": "end of it until the server has the reply (SuperNode looks every 0.5 s; the server's polling)",
+    "back": "end of it until the server has the reply (bare: the SuperNode looks every 0.5 s, the server every 3 s)",
     "server": "reply there until the next order is sent: update, test, record, upload",
 }
 
@@ -202,7 +203,7 @@ def main() -> None:
         first = table["ours"][0]
         print(f"ours / bare = {ratio:.2f}; bytes up {first['bytes_up']}, down {first['bytes_down']}")
     if args.out:
-        content = {"settings": FLOWER_ENVIRONMENT, "parts": PARTS, "nodes": results}
+        content = {"settings": FLOWER_ENVIRONMENT | {"poll": str(DEFAULT_POLL)}, "parts": PARTS, "nodes": results}
         args.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

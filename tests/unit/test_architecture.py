@@ -23,6 +23,7 @@ LEVELS = {  # a room imports only rooms of a lower level
     "models": 3,
     "cohorts": 3,
     "runs": 4,
+    "monitor": 4.5,
     "trackers": 5,
     "views": 5,
     "deploy": 5,

@@ -16,6 +16,7 @@ from fedveca.cli.arguments import (
     parse_folder,
     print_result,
 )
+from fedveca.cli.monitor import add_monitor, parse_monitor
 from fedveca.cli.parser import CommandFunction
 from fedveca.errors import UserError
 
@@ -43,6 +44,7 @@ def add(command: Command) -> None:
     )
     local.add_argument("--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N adds rounds")
     _add_poll(local)
+    add_monitor(local)
     add_quiet(local)
     text = "Write a Flower app, certificates, node keys and start scripts for a server and its devices."
     init = ways.add_parser("init", help=text, description=text)
@@ -59,6 +61,7 @@ def add(command: Command) -> None:
     init.add_argument(
         "--log-files", type=int, default=5, metavar="N", help="rotated files to keep of each log (default 5)"
     )
+    add_monitor(init)
     text = "Let nodes accept one app and reject every other app that a server may send."
     pinned = ways.add_parser("pin", help=text, description=text)
     pinned.set_defaults(command=_pin, parser=pinned)
@@ -124,9 +127,12 @@ def _local(args: argparse.Namespace) -> int:
         name, experiment = parse_experiment(args.words)
         experiment = _with_nodes(experiment, args.nodes)
         out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}-flower")
+    monitor = parse_monitor(args)
     with Screen(args.quiet) as screen:
         try:
-            done = run_locally(experiment, out, observers=(screen,), resume=bool(args.resume), poll=args.poll)
+            done = run_locally(
+                experiment, out, observers=(screen,), resume=bool(args.resume), poll=args.poll, monitor=monitor
+            )
         except FederationFailed as error:
             screen.warn(f"fedveca: {error}")
             return 1
@@ -144,7 +150,7 @@ def _init(args: argparse.Namespace) -> int:
     _, experiment = parse_experiment(args.words)
     experiment = _with_nodes(experiment, args.nodes)
     logs = LogLimit(args.log_mb, args.log_files)
-    write_deployment(args.folder, experiment, args.host, args.port, args.poll, logs)
+    write_deployment(args.folder, experiment, args.host, args.port, args.poll, logs, parse_monitor(args))
     print(f"wrote an app, a server and {experiment.clients} devices; see {args.folder / 'README.md'}")
     return 0
 

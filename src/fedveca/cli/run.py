@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
+from fedveca.cli.monitor import add_monitor, parse_monitor, watch_run
 from fedveca.errors import UserError
 from fedveca.views.terminal.loading import show_loading
 
@@ -18,13 +19,15 @@ def add(command: Command) -> None:
     )
     run = command("run", _run, "Run one experiment.", examples)
     add_run(run)
+    add_monitor(run)
     run.add_argument(
         "--resume", type=parse_folder, metavar="DIR", help="resume the run in DIR; rounds=N for more rounds"
     )
 
 
 def _run(args: argparse.Namespace) -> int:
-    quiet = args.quiet or args.json
+    monitor = parse_monitor(args)
+    quiet = args.quiet or args.json or args.log == "json"
     if args.resume:
         settings = _parse_resumed(args)
     else:
@@ -34,13 +37,14 @@ def _run(args: argparse.Namespace) -> int:
         from fedveca.runs.resources import discard_unbegun
         from fedveca.runs.run import resume, run
         from fedveca.views.terminal.screen import Screen
-    with Screen(quiet) as screen:
+    with watch_run(monitor) as watching, Screen(quiet) as screen:
+        observers = [screen, *watching]
         if args.resume:
-            done = resume(args.resume, **settings, device=args.device, observers=[screen])
+            done = resume(args.resume, **settings, device=args.device, observers=observers)
         else:
             out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}")
             with discard_unbegun(out):
-                done = run(experiment, out, device=args.device, observers=[screen])
+                done = run(experiment, out, device=args.device, observers=observers)
         screen.summarize(done)
     print_result(args, {"folder": str(done.folder), "summary": done.summary})
     return int(done.diverged)

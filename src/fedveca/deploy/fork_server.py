@@ -67,8 +67,12 @@ def _serve(folder: Path, parent: int) -> None:
     from fedveca.deploy.pin import enforce_pin
     from fedveca.deploy.private_api import load_program, use_socket
     from fedveca.deploy.processes import is_alive
+    from fedveca.monitor.logs import configure_logs
+    from fedveca.monitor.settings import read_monitor
 
-    use_socket(folder)
+    form = read_monitor(folder).log
+    configure_logs(form)
+    use_socket(folder, plain=form == "text")
     enforce_pin(folder)
     run = load_program(PROGRAM)
     gc.freeze()  # children share what is loaded

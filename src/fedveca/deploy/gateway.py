@@ -13,6 +13,7 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 import os
 import re
 import resource
@@ -38,7 +39,10 @@ from fedveca.deploy.http_pieces import (
     write,
 )
 from fedveca.deploy.long_poll import ASK_SECONDS, ASKING, HOLD_SECONDS, WakeSignal
+from fedveca.deploy.monitoring import GATEWAY_FILE, GATEWAY_SECONDS, GatewayFigures
 from fedveca.deploy.private_api import find_socket
+from fedveca.monitor.logs import configure_logs
+from fedveca.monitor.settings import read_monitor
 
 _PULL = b"/v1/fleet/pull-messages"  # a node's question for messages; an answer without a body says that there are none
 _PATH = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
@@ -52,6 +56,9 @@ CONNECTIONS = 4096  # a node has one for its question, which may be held, and so
 UNSIGNED_CONNECTIONS = 128  # those that have not sent a signed request yet
 LOG_LINES = 60  # per minute
 UNSIGNED_STATUS = 400  # at 401 or 403 a SuperNode would end silently, or say that its run has ended
+
+
+_log = logging.getLogger(__name__)
 
 
 class RequestRejected(Exception):
@@ -115,6 +122,7 @@ class Gateway:
         self.outside.minimum_version = ssl.TLSVersion.TLSv1_2
         self.outside.load_cert_chain(tls / "server.pem", tls / "server.key")
         self.inside = ssl.create_default_context(cafile=tls / "ca.pem")
+        self.figures = GatewayFigures()
         self.open: set[asyncio.Task[None]] = set()
         self.unsigned: dict[asyncio.Task[None], None] = {}  # connections without a signed request so far, oldest first
         self._minute, self._lines = 0, 0
@@ -196,6 +204,7 @@ class Gateway:
             return await self._reject(connection, writer, peer, error)
         if task := asyncio.current_task():
             self.unsigned.pop(task, None)
+        self.figures.forwarded += 1
         async with asyncio.timeout(REQUEST_SECONDS):
             try:
                 await self._forward(request, headers, connection, reader, writer)
@@ -243,8 +252,8 @@ class Gateway:
             if not isinstance(event, h11.EndOfMessage):
                 raise EOFError
             await write(up, upstream.send(h11.EndOfMessage()))
-            head, event = await read_head(upstream, up_reader)
-            await forward_answer(head, event, upstream, up_reader, connection, writer)
+            head, first = await read_head(upstream, up_reader)
+            await forward_answer(head, first, upstream, up_reader, connection, writer)
 
     async def _hold(
         self,
@@ -277,7 +286,11 @@ class Gateway:
                     head, first = await read_head(upstream, inner[0])
                 if first or last or head.status_code != 200:
                     return await forward_answer(head, first, upstream, inner[0], connection, writer)
-            await self.news.wait(seen, min(ASK_SECONDS, max(0.0, until - time.monotonic())), reader)
+            self.figures.waiting += 1
+            try:
+                await self.news.wait(seen, min(ASK_SECONDS, max(0.0, until - time.monotonic())), reader)
+            finally:
+                self.figures.waiting -= 1
             self.keys.check(dict(request.headers))
 
     @asynccontextmanager
@@ -296,6 +309,7 @@ class Gateway:
         self, connection: h11.Connection, writer: asyncio.StreamWriter, peer: str, error: RequestRejected
     ) -> bool:
         """Answers with the reason, logs it, and ends the connection."""
+        self.figures.rejected[error.status] += 1
         self._log(f"{peer}: {error.status} {error}")
         if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"code": error.status, "detail": str(error)}).encode() + b"\n"  # as Flower's own errors
@@ -315,7 +329,7 @@ class Gateway:
         self._minute = minute
         if self._lines <= LOG_LINES:
             more = "; more in this minute are not listed" if self._lines == LOG_LINES else ""
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), f"{line}{more}", flush=True)
+            _log.info("%s%s", line, more)
 
 
 def _is_short(request: h11.Request) -> bool:
@@ -323,11 +337,24 @@ def _is_short(request: h11.Request) -> bool:
     return int(dict(request.headers).get(b"content-length", PULL_BYTES + 1)) <= PULL_BYTES
 
 
+async def _write_figures(gateway: Gateway, folder: Path) -> None:
+    """Writes what the gateway counts, every few seconds."""
+    while True:
+        gateway.figures.open = len(gateway.open)
+        with suppress(OSError):
+            gateway.figures.write(folder / GATEWAY_FILE)
+        await asyncio.sleep(GATEWAY_SECONDS)
+
+
 async def _listen(args: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     with socket.create_server((args.host, args.port), family=family, backlog=256) as listener:
-        print(f"the gateway listens on {args.host} port {args.port}", flush=True)
-        await Gateway(args.keys, args.api, args.tls, args.hold).serve(listener)
+        gateway, settings = Gateway(args.keys, args.api, args.tls, args.hold), read_monitor(args.api)
+        _log.info("the gateway listens on %s port %d", args.host, args.port)
+        async with asyncio.TaskGroup() as tasks:
+            if settings.port:
+                tasks.create_task(_write_figures(gateway, args.api))
+            tasks.create_task(gateway.serve(listener))
 
 
 def _main() -> None:
@@ -338,6 +365,7 @@ def _main() -> None:
     for name in ("keys", "api", "tls"):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="DIR")
     args = parser.parse_args()
+    configure_logs(read_monitor(args.api).log)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

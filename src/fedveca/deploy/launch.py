@@ -21,6 +21,7 @@ from fedveca.deploy.provision import write_key
 from fedveca.deploy.server import STATE, ServerStatus
 from fedveca.deploy.superlink import SuperLink
 from fedveca.deploy.supernode import prepare_node
+from fedveca.monitor.settings import NOTHING_WATCHED, MonitorSettings, write_monitor
 from fedveca.runs.lock import lock_folder
 
 HOST = "127.0.0.1"
@@ -35,6 +36,7 @@ class Federation(SuperLink):
         environment: variables for all processes.
         forks: whether a message's process is forked, or started as Flower does it.
         poll: the shortest time between two looks for something new; 0 leaves Flower's intervals (see deploy/pace.py).
+        monitor: where the server's figures are served, and the log's form; node i serves its own 1 + i ports above.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Federation(SuperLink):
         environment: dict[str, str] | None = None,
         forks: bool = True,
         poll: float = DEFAULT_POLL,
+        monitor: MonitorSettings = NOTHING_WATCHED,
     ) -> None:
+        self.monitor = monitor.check()
         self.forks, self.count, self.state = forks, nodes, folder.absolute() / "server.json"
         super().__init__(folder, HOST, free_port(), {STATE: str(self.state)} | (environment or {}), poll=poll)
         self.lock = ExitStack()
@@ -56,6 +60,7 @@ class Federation(SuperLink):
             write_certificates(self.folder / "tls", [HOST, "localhost"])
             for i in range(self.count):
                 write_key(self.folder / f"node-{i}" / "key", self.folder / "keys" / f"node-{i}.pub")
+            write_monitor(self.folder, self.monitor)
             self.start()
             for i in range(self.count):
                 self.start_node(i)
@@ -81,6 +86,8 @@ class Federation(SuperLink):
         home = self.folder / f"node-{i}"
         home.mkdir(exist_ok=True, mode=0o700)
         shutil.copy(self.folder / "tls" / "ca.pem", home / "ca.pem")
+        port = self.monitor.port + 1 + i if self.monitor.port else 0
+        write_monitor(home, self.monitor._replace(port=port))
         who = i if client < 0 else client
         where = f"{HOST}:{self.port}"
         command, environment = prepare_node(home, where, who, self.count, flags=flags, forks=self.forks, poll=self.poll)

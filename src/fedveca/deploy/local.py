@@ -16,6 +16,7 @@ from fedveca.deploy.provision import write_app
 from fedveca.deploy.server import check_deployable
 from fedveca.deploy.superlink import FederationFailed
 from fedveca.errors import UserError
+from fedveca.monitor.settings import NOTHING_WATCHED, MonitorSettings
 from fedveca.runs.build import build
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import LineTail, leads_out
@@ -36,6 +37,7 @@ def run_locally(
     observers: tuple[Observer, ...] = (),
     resume: bool = False,
     poll: float = DEFAULT_POLL,
+    monitor: MonitorSettings = NOTHING_WATCHED,
 ) -> Run:
     """Runs the experiment over real nodes on loopback.
 
@@ -45,6 +47,7 @@ def run_locally(
         observers: see each round as its line appears in the folder.
         resume: whether to resume the run in `out`.
         poll: the shortest time between two looks for something new; 0 leaves Flower's intervals.
+        monitor: where the server's figures are served, and the log's form; node i serves its own 1 + i ports above.
 
     Returns:
         The finished run.
@@ -56,6 +59,8 @@ def run_locally(
     """
     check_deployable(e)
     check_poll(poll)
+    if monitor.port:
+        monitor._replace(port=monitor.port + e.clients).check()
     if not resume:
         require_new(out)
     if leads_out(out, "deployment"):
@@ -63,7 +68,7 @@ def run_locally(
     if e.test_by != "client" or not os.environ.get(NODE_DATA):  # else only the nodes have data
         build(e)  # reports at once what does not fit, and gets the data before every node asks for them
     try:
-        with Federation(out / "deployment", e.clients, poll=poll) as federation:
+        with Federation(out / "deployment", e.clients, poll=poll, monitor=monitor) as federation:
             write_app(federation.folder / "app", e)
             federation.pin(federation.folder / "app")
             federation.introduce(find_quorum(e, e.clients)[1] if e.secure == "on" else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
@@ -41,11 +42,14 @@ from fedveca.deploy.exchange import (
 )
 from fedveca.deploy.inspection import inspect_node
 from fedveca.deploy.logs import read_log_limit, rotate_log
+from fedveca.deploy.monitoring import NodeFigures, make_node_figures
 from fedveca.deploy.node_secure import answer_stage, prepare_masking
 from fedveca.deploy.pin import read_pin
 from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
+from fedveca.monitor.logs import configure_logs
+from fedveca.monitor.settings import read_monitor
 from fedveca.runs.build import cohort_options, make_method, make_problem
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
@@ -63,16 +67,23 @@ from fedveca.version import __version__
 NODE_DATA = "FEDVECA_NODE_DATA"  # names a node's rows
 NODE_IDLE_SECONDS = 3600.0
 MEMORY_DAYS = 30  # then the memory of a run that nobody resumes is deleted
+_log = logging.getLogger(__name__)
 
 
-def work(data: bytes, folder: Path) -> bytes:
+def work(data: bytes, folder: Path, figures: NodeFigures | None = None) -> bytes:
     """A request as bytes, its answer as bytes; an error becomes an answer that says so."""
+    began, order = time.monotonic(), None
+    answer: NodeAnswer
     try:
         request, vectors = decode_request(data)
-        return encode(*_answer(request, vectors, folder))
+        order = request["order"]
+        answer, result = _answer(request, vectors, folder)
     except Exception as error:
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return encode({"error": why}, {})
+        answer, result = {"error": why}, {}
+    if figures:
+        figures.count(order, answer, time.monotonic() - began)
+    return encode(answer, result)
 
 
 def make_experiment(settings: dict[str, ConfigValue]) -> Experiment:
@@ -341,6 +352,8 @@ def _main() -> None:
     """Answers requests on a socket in the node's private folder until the SuperNode is gone."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     last_use, limit = [time.monotonic()], read_log_limit()
+    configure_logs(read_monitor(folder).log)
+    figures = make_node_figures(folder)
     os.umask(0o077)
     make_private(folder)
     for path in folder.glob(f"{PROCESS}-*.sock"):  # of processes that were killed
@@ -363,9 +376,9 @@ def _main() -> None:
         try:
             with listener.accept() as connection:
                 last_use[0] = float("inf")
-                connection.send_bytes(work(connection.recv_bytes(), folder))
+                connection.send_bytes(work(connection.recv_bytes(), folder, figures))
         except (OSError, EOFError) as error:
-            print(f"a message was lost: {error!r}", file=sys.stderr, flush=True)
+            _log.warning("a message was lost: %r", error)
         last_use[0] = time.monotonic()
 
 

@@ -36,6 +36,7 @@ TASK_SOCKET = "task.sock"  # in a node's folder: the SuperExec listens here for 
 EXEC_SECONDS = 1.0  # how often it looks without that word: Flower's own default
 WAIT_DIVISOR = 10  # a wait is this part of what was waited so far
 _log = logging.getLogger(__name__)
+_sentence = ""
 
 
 def check_poll(seconds: float) -> float:
@@ -128,6 +129,7 @@ def set_pace(program: str, bell: str) -> bool:
     Returns:
         Whether they were shortened; if not, Flower's own are in force, and the log says so unless poll=0 asks for it.
     """
+    global _sentence
     poll = read_poll()
     change = {"flower-supernode": _pace_node, "flower-superexec": _pace_exec, "flwr-serverapp": _pace_server}
     if not poll or program not in change:
@@ -137,11 +139,21 @@ def set_pace(program: str, bell: str) -> bool:
             raise LookupError(f"flwr is {version('flwr')}, not {FLOWER_VERSION}x")
         done = change[program](poll, bell)
     except (ImportError, AttributeError, LookupError, TypeError, OSError) as error:
-        _log.warning("%s keeps Flower's own intervals: %s", program, error)
+        _sentence = f"{program} keeps Flower's own intervals: {error}"
+        _log.warning("%s", _sentence)
         return False
     if done:
-        _log.info("%s looks for something new from every %g s on", program, poll)
+        _sentence = f"{program} looks for something new from every {poll:g} s on"
+        _log.info("%s", _sentence)
     return done
+
+
+def describe_pace() -> str:
+    """What set_pace has done in this process, in a sentence; nothing where it changed nothing.
+
+    The server's app says it once more: Flower throws away what it writes before it has begun.
+    """
+    return _sentence
 
 
 def _pace_node(poll: float, bell: str) -> bool:

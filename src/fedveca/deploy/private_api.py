@@ -25,8 +25,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from fedveca.deploy.monitoring import serve_node_figures
 from fedveca.deploy.pace import TASK_SOCKET, set_pace
 from fedveca.errors import UserError
+from fedveca.monitor.logs import configure_logs
+from fedveca.monitor.settings import read_monitor
 
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
 API_FOLDER = "FEDVECA_API_DIR"
@@ -76,11 +79,12 @@ def is_listening(folder: Path) -> bool:
         return probe.connect_ex(find_socket(folder, "api.sock")) == 0
 
 
-def use_socket(folder: Path) -> None:
+def use_socket(folder: Path, plain: bool = True) -> None:
     """Lets this process serve on the folder's socket and reach ADDRESS through it.
 
     Args:
         folder: the folder of `api.sock`; made, and made private, if need be.
+        plain: whether uvicorn writes its log in its own way.
     """
     import httpx
     import uvicorn
@@ -90,7 +94,7 @@ def use_socket(folder: Path) -> None:
     configure, connect = uvicorn.Config.__init__, httpx.Client.__init__
 
     def configure_on_socket(self: uvicorn.Config, *args: Any, **options: Any) -> None:
-        configure(self, *args, **options | {"uds": path, "fd": None})
+        configure(self, *args, **options | {"uds": path, "fd": None} | ({} if plain else {"log_config": None}))
 
     def connect_through_socket(self: httpx.Client, *args: Any, **options: Any) -> None:
         transport = httpx.HTTPTransport(uds=path, verify=options.get("verify", True))
@@ -137,7 +141,13 @@ def _main() -> None:
         keep_running(os.getppid())
     os.umask(0o077)
     folder = Path(os.environ[API_FOLDER])
-    use_socket(folder)
+    program = load_program(name)
+    settings = read_monitor(folder)
+    if name != "flwr":  # a command, whose output is its result
+        configure_logs(settings.log)
+    use_socket(folder, plain=settings.log == "text")
+    if name == "flower-supernode":
+        serve_node_figures(folder, os.getpid())
     set_pace(name, find_socket(folder, TASK_SOCKET))
     if name == "flwr-clientapp":
         from fedveca.deploy.pin import enforce_pin
@@ -146,7 +156,7 @@ def _main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a log file can be followed, line by line
-    sys.exit(load_program(name)())
+    sys.exit(program())
 
 
 if __name__ == "__main__":

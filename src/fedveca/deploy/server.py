@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedveca.cohorts.flower.forms import NodeForm
     from fedveca.runs.experiment import Experiment
     from fedveca.runs.folder import Run
+    from fedveca.runs.observers import Observer
     from fedveca.tasks.datasets.dataset import Dataset
 
 STATE = "FEDVECA_SERVER_STATE"  # names a file in which the server says which process it is, and how it ended
@@ -64,17 +66,31 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
     """
     with _report_status():
         from fedveca.deploy.client_rows import ClientRowsObserver, read_client_rows
-        from fedveca.deploy.log_observer import LogObserver
-        from fedveca.deploy.long_poll import WakingGrid
+        from fedveca.deploy.metered_grid import MeteredGrid
+        from fedveca.deploy.monitoring import RUN_FILE
         from fedveca.deploy.node_process import make_experiment
+        from fedveca.deploy.pace import describe_pace
         from fedveca.deploy.private_api import API_FOLDER
+        from fedveca.monitor.log_observer import LogObserver
+        from fedveca.monitor.settings import MonitorSettings, read_monitor
         from fedveca.runs.experiment import name_folder
         from fedveca.runs.folder import Run
         from fedveca.runs.interrupt import FLOWER, LOCAL
         from fedveca.runs.run import resume, run
 
+        observers: list[Observer] = []
+        settings = MonitorSettings()
         if API_FOLDER in os.environ:
-            grid = cast("Grid", WakingGrid(grid, Path(os.environ[API_FOLDER])))
+            folder = Path(os.environ[API_FOLDER])
+            settings, metered = read_monitor(folder), MeteredGrid(grid, folder)
+            grid = cast("Grid", metered)
+            if settings.port:
+                from fedveca.monitor.run_metrics import RunMetrics
+
+                observers.append(RunMetrics(folder / RUN_FILE, metered.read_parts, lambda: metered.connected))
+        observers.insert(0, LogObserver(settings.log))
+        if sentence := describe_pace():
+            logging.getLogger(__name__).info("%s", sentence)
         config = dict(context.run_config)
         if config.get("check"):
             return _check(grid, make_experiment(config), str(config["check"]), data)
@@ -87,7 +103,7 @@ def serve(grid: Grid, context: Context, data: Dataset | None = None) -> Run:
         else:
             test = data or load_test_data(e)
             cohort = make_cohort(grid, e, test, known=read_client_rows(Path(former), e.clients) if former else None)
-        observers = [LogObserver(), ClientRowsObserver(cohort)]
+        observers.append(ClientRowsObserver(cohort))
         if former:
             return resume(former, rounds=e.rounds, observers=observers, data=test, cohort=cohort)
         out = out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{name_folder(e.method)}-flower"

@@ -19,17 +19,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveca.deploy import private_api
 from fedveca.deploy.certificates import list_expiry_warnings
 from fedveca.deploy.logs import LogLimit, add_log_options, rotate_log
 from fedveca.deploy.long_poll import HOLD_SECONDS
+from fedveca.deploy.monitoring import serve_server_figures
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.processes import end_with_parent, kill_marked
 from fedveca.deploy.server import NODES
+from fedveca.monitor.logs import configure_logs
+from fedveca.monitor.settings import read_monitor
 from fedveca.runs.files import write_atomic
 from fedveca.runs.lock import lock_folder
+
+if TYPE_CHECKING:
+    from fedveca.monitor.endpoint import MetricsEndpoint
 
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -70,6 +76,7 @@ class SuperLink:
         self.folder, self.host, self.port, self.database = folder.absolute(), host, port, database
         self.poll = check_poll(poll)
         self.environment = {NODES: str(self.folder / "nodes.json"), POLL: str(poll)} | (environment or {})
+        self.metrics: MetricsEndpoint | None = None
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -96,6 +103,8 @@ class SuperLink:
         gateway += ["--hold", str(HOLD_SECONDS if self.poll else 0.0)]
         self._start("gateway", [*gateway, "--keys", str(keys), "--api", str(self.folder), "--tls", str(tls)])
         self._wait(self._gateway_listens, "gateway", "the gateway did not start")
+        pids = {name: process.pid for name, process in self.processes.items()}
+        self.metrics = serve_server_figures(self.folder, pids)
 
     def register(self) -> None:
         """Registers every key in `keys/` with the SuperLink, and writes down which node is which client.
@@ -152,6 +161,9 @@ class SuperLink:
 
     def stop(self) -> None:
         """Ends all processes, the last first; one that does not end in time is killed."""
+        if self.metrics:
+            self.metrics.close()
+            self.metrics = None
         processes = list(reversed(self.processes.values()))
         for process in processes:
             if process.poll() is None:
@@ -272,6 +284,7 @@ def _main() -> None:
     except ValueError as error:
         sys.exit(f"fedveca: {error}")
     try:
+        configure_logs(read_monitor(folder).log)
         with lock_folder(folder):
             kill_marked(NODES, str(folder / "nodes.json"), 0)  # of a former server that was killed
             care = ServerCare(link, LogLimit(args.log_mb, args.log_files).check())

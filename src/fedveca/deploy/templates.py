@@ -26,6 +26,8 @@ from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_key
 from fedveca.deploy.server import check_deployable
 from fedveca.errors import UserError, printable
+from fedveca.monitor.dashboard import write_dashboard
+from fedveca.monitor.settings import NOTHING_WATCHED, MonitorSettings, write_monitor
 from fedveca.runs.experiment import Experiment
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -136,6 +138,7 @@ def write_deployment(
     port: int,
     poll: float = DEFAULT_POLL,
     logs: LogLimit | None = None,
+    monitor: MonitorSettings = NOTHING_WATCHED,
 ) -> None:
     """Writes the folder completely or not at all; one that is not empty is left as it is.
 
@@ -146,25 +149,27 @@ def write_deployment(
         port: the server's port.
         poll: the shortest time between two looks for something new; 0 leaves Flower's intervals.
         logs: how much of each log is stored.
+        monitor: where figures are served, and how logs are written.
 
     Raises:
         UserError: if the experiment cannot be deployed, or if the folder, the host or the port cannot be used.
     """
     check_deployable(e)
     check_poll(poll)
+    monitor.check()
     where, limit = parse_host(host), (logs or LogLimit()).check()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists and is not empty; name another folder")
     if not 1 <= port <= 65535:
         raise UserError(f"port={port} is out of range; allowed: [1, 65535]")
     try:
-        _write(folder, e, where, Deployment(where.written, where.bind, port, e.clients, *limit, poll))
+        _write(folder, e, where, Deployment(where.written, where.bind, port, e.clients, *limit, poll), monitor)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _write(folder: Path, e: Experiment, host: Host, deployment: Deployment) -> None:
+def _write(folder: Path, e: Experiment, host: Host, deployment: Deployment, monitor: MonitorSettings) -> None:
     server, words = folder / "server", {"method": e.method, "data": e.data, "model": e.model, "clients": e.clients}
     write_app(folder / "app", e)
     for private in (server, server / "runs", folder / "authority"):
@@ -181,7 +186,10 @@ def _write(folder: Path, e: Experiment, host: Host, deployment: Deployment) -> N
     write_server_package(server)
     write_compose(folder, deployment)
     write_deployment_file(server, deployment)
+    write_dashboard(server / "grafana.json")
     nodes = [folder / f"node-{i}" for i in range(e.clients)]
+    for home in (server, *nodes):
+        write_monitor(home, monitor)
     for i, home in enumerate(nodes):
         write_key(home / "key", server / "keys" / f"node-{i}.pub")
         shutil.copy(server / "tls" / "ca.pem", home / "ca.pem")

@@ -18,11 +18,19 @@ from fedveca.deploy.long_poll import ASK_SECONDS, HOLD_SECONDS, WakingGrid, wake
 Answer = Future[tuple[int, bytes]]
 
 
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @contextmanager
 def holding(folder: Path, hold: float) -> Iterator[tuple[Bench, Callable[..., Answer]]]:
     """A gateway with nothing to say, and a function that asks it in a thread."""
     bench = Bench(folder, hold)
     bench.answer = b""
+    until(lambda: not hold or (folder / "wake.sock").exists())
     with ThreadPoolExecutor(8) as threads:
 
         def ask(target: str = PATH, body: bytes = b"node 7") -> Answer:
@@ -33,13 +41,6 @@ def holding(folder: Path, hold: float) -> Iterator[tuple[Bench, Callable[..., An
         finally:
             bench.loop.call_soon_threadsafe(bench.end.set)
             bench.thread.join(30)
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.deploy import private_api
 from fedveca.deploy.exchange import NodeAnswer, NodeOrder, decode_answer, encode
-from fedveca.deploy.log_observer import LogObserver
 from fedveca.deploy.node import connect_to_process
 from fedveca.deploy.node_process import NodeMemoryFiles, load_node_rows, make_node_cohort, work
 from fedveca.deploy.server import load_test_data
 from fedveca.deploy.templates import parse_host
+from fedveca.monitor.log_observer import LogObserver
 from fedveca.runs.build import Built, build, cohort_options
 from fedveca.runs.experiment import Experiment
 from fedveca.tasks.custom import from_arrays

@@ -27,6 +27,7 @@ from fedveca.deploy.pace import (
     NodePace,
     announce_task,
     check_poll,
+    describe_pace,
     find_wait,
     set_pace,
 )
@@ -57,6 +58,7 @@ class FakeTime:
 def flower(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Flower's modules, put back afterwards."""
     found = {program: import_module(name) for program, name in PROGRAMS.items()}
+    monkeypatch.setattr(pace, "_sentence", "")
     for module in found.values():
         for name in ("time", "_push_messages", "pull_objects"):
             if hasattr(module, name):
@@ -172,6 +174,7 @@ def test_the_setting_is_in_force_in_flowers_own_modules(
         "max_tries_per_object": None,
     }
     assert caplog.text.count("looks for something new from every 0.07 s on") == len(PROGRAMS)
+    assert describe_pace() == "flwr-serverapp looks for something new from every 0.07 s on"
     exec_["time"]._bell.close()
 
 
@@ -207,6 +210,7 @@ def test_another_flower_keeps_its_own_intervals_and_the_log_says_so(
     before = dict(flower[program].__dict__)
     assert not set_pace(program, "task.sock")
     assert flower[program].__dict__ == before
+    assert describe_pace().startswith(f"{program} keeps Flower's own intervals: ")
     assert caplog.text.count(f"{program} keeps Flower's own intervals: ") == 1
 
 
