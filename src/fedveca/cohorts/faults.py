@@ -78,7 +78,7 @@ class FaultyCohort:
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """Of the clients that are not away in round k; a liar reports zeros here too."""
-        ids, rows, values, _ = self.cohort.evaluate(k, order, part, finetune)
+        ids, rows, values, *_ = self.cohort.evaluate(k, order, part, finetune)
         absent = self.faults.find_absent(k, ids)
         here = torch.tensor([i not in absent for i in ids.tolist()], dtype=torch.bool)
         _, values = self.faults.send(k, ids, {}, values)

@@ -1,8 +1,8 @@
 """What an experiment will take on devices, before it starts: seconds, bytes, joules, memory and epsilon.
 
-Where clients take the same steps whatever they learn, all of it is computed from the settings. Where a method adapts its
-steps, clients come and go, or a target ends the run, the experiment is simulated first; the simulator has the numbers
-that a deployment would have, so it takes the same steps.
+Where clients take the same steps whatever they learn, all of it is computed from the settings. Where a method adapts
+its steps, clients come and go, or a target ends the run, the experiment is simulated first; the simulator has the
+numbers that a deployment would have, so it takes the same steps.
 """
 
 from __future__ import annotations

@@ -32,7 +32,16 @@ from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
 from fedveca.runs.folder import Run, describe_environment, require_files, require_new
 from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, RunFolder, guard_writing
-from fedveca.runs.interrupt import PYTHON, REPLAY, RUN, Stopped, StopRequest, find_starter, how_to_resume, stop_or_signal
+from fedveca.runs.interrupt import (
+    PYTHON,
+    REPLAY,
+    RUN,
+    Stopped,
+    StopRequest,
+    find_starter,
+    how_to_resume,
+    stop_or_signal,
+)
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions

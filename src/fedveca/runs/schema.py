@@ -261,7 +261,10 @@ SCHEMA = {
         Quantity("bytes_down", "Bytes down per round", unit="bytes", whole=True),
         Quantity("bytes_up", "Bytes up per round", unit="bytes", whole=True),
         Quantity(
-            "clock", "Device time", unit="s", formula="since the start; simulated with devices, measured in a deployment"
+            "clock",
+            "Device time",
+            unit="s",
+            formula="since the start; simulated with devices, measured in a deployment",
         ),
         Quantity("client_seconds", "Device seconds", "per client", unit="s", formula="from the order to the answer"),
         Quantity("wait_seconds", "Wait", "per client", unit="s", formula="until the node's program had the order"),

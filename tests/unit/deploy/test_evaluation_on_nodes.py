@@ -66,7 +66,9 @@ def join(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change] | N
 def compare_values(ours: Run, theirs: Run) -> None:
     for a, b in zip(ours.rounds, theirs.rounds, strict=True):
         for name, value in b.items():
-            if not name.endswith("_seconds") and name.startswith(("val_", "client_", "clients_", "tuned_", "test_", "tested", "accepted")):
+            if not name.endswith("_seconds") and name.startswith(
+                ("val_", "client_", "clients_", "tuned_", "test_", "tested", "accepted")
+            ):
                 assert a[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name  # type: ignore[literal-required]
     for name, v in theirs.model.items():
         assert float((ours.model[name] - v).abs().max()) < 1e-6
