@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +45,10 @@ class Grid:
         client = message.metadata.dst_node_id - 100
         words, vectors = read_order(message)
         request: Any = {"settings": asdict(self.e), "client": min(client, self.e.clients - 1), "order": words}
+        received, start = time.time(), time.perf_counter()
         answer, arrays = decode_answer(work(encode(request, vectors), self.folder))
-        right = make_reply(message, answer["fields"], answer["numbers"], arrays)
+        times = {**answer.get("times", {}), "received": received, "work": time.perf_counter() - start}
+        right = make_reply(message, answer["fields"], answer["numbers"], arrays, times)
         k = words.get("round", -1)
         assert isinstance(k, int)
         change = self.changes.get((client, k))

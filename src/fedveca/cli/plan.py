@@ -40,16 +40,15 @@ def add(command: Command) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from fedveca.runs.clock_settings import read_devices
     from fedveca.runs.folder import Run
 
-    _, experiment = parse_experiment(args.words)
-    devices = args.devices or experiment.devices
-    if not devices:
+    words = [word for word in args.words if not (args.devices and word.startswith("devices="))]
+    words += [f"devices={args.devices}"] if args.devices else []
+    words += [f"target={args.target}"] if args.target else []
+    _, experiment = parse_experiment(words)
+    if not (devices := experiment.devices):
         raise UserError("a plan needs devices: --devices FILE, as `fedveca devices` writes it, or --devices phones")
-    experiment = replace(experiment, devices=devices, target=args.target or experiment.target)
     read_devices(devices)
     past = [Run.open(folder) for folder in args.past]
     with show_loading(args.quiet or args.json):

@@ -222,7 +222,8 @@ def _load_clients(former: Run, where: str) -> tuple[Dataset, list[ClientCohort]]
     try:
         data = _make_empty_rows(former) if e.test_by == "client" else load_test_data(e)
         tokens = data.x_test.dtype == torch.int64
-        return data, [make_node_cohort(e, i, data.classes, data.pixels, tokens) for i in range(e.clients)]
+        make = make_node_cohort.__wrapped__  # not those that are kept: the rows may have been others
+        return data, [make(e, i, data.classes, data.pixels, tokens) for i in range(e.clients)]
     except (UserError, OSError) as error:
         raise UserError(
             f"{where} is replayed with the rows that its nodes had: the experiment's data set, or what {NODE_DATA} "

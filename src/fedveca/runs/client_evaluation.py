@@ -23,6 +23,7 @@ from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quanti
 RecordedValues = dict[str, Json]
 JUDGES = 50  # clients on which models are compared, or more where more take part in a round: few differ too much
 TENTH = 10  # the worst and the best clients are one in so many, at least one
+EVALUATION_TIME = "evaluation_seconds"  # of the round, not of the model
 _CLIENT_PREFIXES = ("client_test_", "client_tuned_", "clients_", "tuned_")
 
 
@@ -56,7 +57,7 @@ class ModelEvaluator:
         """The closing values of the model after `done` rounds."""
         at, values = self._latest
         values = values if at == done else self._evaluate(done, state, model, True)[0]
-        return cast(ModelResult, {"round": done, **values})
+        return cast(ModelResult, {"round": done, **{name: v for name, v in values.items() if name != EVALUATION_TIME}})
 
     def find_loss(self, done: int, state: HasModel, model: Tensor, record: Mapping[str, object]) -> float:
         """By which a model is compared with others: on all validation rows, else on one fixed set of clients."""
@@ -94,7 +95,7 @@ class ModelEvaluator:
         values |= {"tested": scores.ids.tolist()}
         values |= {f"client_test_{name}": to_json(v) for name, v in scores.values.items()}
         values |= summarize_clients(scores, "clients", better)
-        values |= {} if scores.seconds is None else {"evaluation_seconds": to_json(scores.seconds)}
+        values |= {} if scores.seconds is None else {EVALUATION_TIME: to_json(scores.seconds)}
         if not self.steps:
             return values, [*scores.faults]
         tuned = _align(self._ask(done, state, model, "test", self.steps), scores.ids)
@@ -143,7 +144,7 @@ def drop_evaluation(record: Round, *, val: bool) -> Round:
 
 def _is_evaluation(name: str) -> bool:
     of_clients = name.startswith(_CLIENT_PREFIXES) and find_quantity(name) is not None
-    return name.startswith("test_") or name in ("tested", "evaluation_seconds") or of_clients
+    return name.startswith("test_") or name in ("tested", EVALUATION_TIME) or of_clients
 
 
 def _is_counted(scores: ClientScores, v: Tensor) -> Tensor:

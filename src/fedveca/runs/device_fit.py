@@ -3,13 +3,15 @@
 A client's seconds are those of `Fleet`: latency, bytes, and rows. A deployment's nodes report how long they worked, so
 that seconds per row come from the work alone; what is left of the time between order and answer is the network's, and
 whatever it takes to start the work. Where only whole times are known, as of simulated devices, one least-squares fit
-finds all of it. Rows whose loss alone is computed count a third, as in the built-in populations.
+finds all of it. What a row costs whose loss alone is computed is known where a method without a probe's gradient has
+run; elsewhere it is taken for a third of a row whose gradient is computed, as in the built-in populations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +40,14 @@ class Sample(NamedTuple):
     """One client's answer in one round."""
 
     client: int
-    rows: float  # whose gradient was computed, and a third of those whose loss alone was
+    rows: int  # whose gradient was computed
+    loss_rows: int  # whose loss alone was
     down: int  # bytes
     up: int
     total: float  # seconds from the order to the answer
     work: float | None  # of them, those in which the node worked
     wait: float | None  # and those until it had the order
+    losses: float | None  # seconds of the work that went into rows whose loss alone was computed
 
 
 class RoundTime(NamedTuple):
@@ -101,16 +105,16 @@ def _read_samples(run: Run, record: Round, rule: WorkRule) -> list[Sample]:
     if not ids or len(totals) != len(ids) or not all(0 <= i < len(rule.sizes) for i in ids):
         return []
     rows, loss_rows = rule.count_rows(torch.tensor(ids), torch.tensor(record["tau"]))
-    counted = (rows + loss_rows * FORWARD_SHARE).tolist()
     asked = len(ids) + len(record["left_out"])
     down = record.get("order_bytes") or [round((get_number(record, "bytes_down") or 0) / asked)] * len(ids)
     up = record.get("answer_bytes") or [round((get_number(record, "bytes_up") or 0) / len(ids))] * len(ids)
     unknown: list[float | None] = [None] * len(ids)
     work, wait = record.get("work_seconds") or unknown, record.get("wait_seconds") or unknown
-    if any(len(part) != len(ids) for part in (counted, down, up, work, wait)):
+    losses = unknown if rule.algorithm.needs_gradient else record.get("probe_seconds") or unknown
+    parts = (ids, rows.tolist(), loss_rows.tolist(), down, up, totals, work, wait, losses)
+    if any(len(part) != len(ids) for part in parts):
         raise UserError(f"round {record['round'] + 1} of {_name(run)} has lists of different lengths")
-    each = zip(ids, counted, down, up, totals, work, wait, strict=True)
-    return [Sample(i, r, d, u, t, w, q) for i, r, d, u, t, w, q in each if is_number(t) and t >= 0]
+    return [Sample(*each) for each in zip(*parts, strict=True) if is_number(each[5]) and each[5] >= 0]
 
 
 def fit_devices(samples: Iterable[Sample], clients: int) -> tuple[DeviceProfile, ...]:
@@ -126,9 +130,7 @@ def fit_devices(samples: Iterable[Sample], clients: int) -> tuple[DeviceProfile,
     Raises:
         UserError: Where a client has no answer among them.
     """
-    of: dict[int, list[Sample]] = {}
-    for sample in samples:
-        of.setdefault(sample.client, []).append(sample)
+    of = _group(samples)
     missing = [i for i in range(clients) if i not in of]
     if missing:
         raise UserError(
@@ -138,39 +140,60 @@ def fit_devices(samples: Iterable[Sample], clients: int) -> tuple[DeviceProfile,
     return tuple(_fit_device(f"client-{i}", of[i]) for i in range(clients))
 
 
+def _group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+    of: dict[int, list[Sample]] = {}
+    for sample in samples:
+        of.setdefault(sample.client, []).append(sample)
+    return of
+
+
 def _fit_device(name: str, samples: Sequence[Sample]) -> DeviceProfile:
-    rows, down, up, total = (
-        np.array([getattr(s, field) for s in samples], dtype=np.float64) for field in ("rows", "down", "up", "total")
+    down, up, total, plain, lossy = (
+        np.array([getattr(s, field) for s in samples], dtype=np.float64)
+        for field in ("down", "up", "total", "rows", "loss_rows")
     )
+    forward = _fit_forward(samples)
+    if forward is None:
+        rows, extra = plain + FORWARD_SHARE * lossy, np.zeros_like(total)
+    else:
+        rows, extra = plain, forward * lossy
     moved = down + up
     known = [s.work for s in samples if s.work is not None]
     if len(known) == len(samples):
-        work = np.array(known)
+        work = np.array(known) - extra
         per_row = _fit(work, rows, np.ones_like(rows))[0] if _varies(rows) else _divide(work.mean(), rows.mean())
-        network = total - work
+        network = total - np.array(known)
         noise = work - work.mean() - per_row * (rows - rows.mean())
     else:
         columns = [column for column in (rows, moved) if _varies(column)]
-        found = _fit(total, np.ones_like(total), *columns)
+        found = _fit(total - extra, np.ones_like(total), *columns)
         per_row = found[1] if _varies(rows) else 0.0
-        network = total - per_row * rows
+        network = total - per_row * rows - extra
         noise = np.zeros_like(total)
     down_rate, up_rate = _fit_rates(samples, network, down, up)
-    rest = total - per_row * rows - down / down_rate - up / up_rate
+    rest = total - extra - per_row * rows - down / down_rate - up / up_rate
     latency = max(0.0, float(rest.mean()) / 2)
     messages = network - network.mean() - (down - down.mean()) / down_rate - (up - up.mean()) / up_rate
-    computing = float(per_row * rows.mean())
+    computing = float((per_row * rows + extra).mean())
+    each = per_row * FORWARD_SHARE if forward is None else min(forward, per_row)
     moving = 2 * latency + float((down / down_rate + up / up_rate).mean())
     return DeviceProfile(
         name,
-        forward_ms=1000 * per_row * FORWARD_SHARE,
-        backward_ms=1000 * per_row * (1 - FORWARD_SHARE),
+        forward_ms=1000 * each,
+        backward_ms=1000 * (per_row - each),
         latency_ms=1000 * latency,
         down_mbit=down_rate / 125_000,
         up_mbit=up_rate / 125_000,
         spread=_limit_spread(_deviate(noise), computing),
         network_spread=_limit_spread(_deviate(messages), moving),
     )
+
+
+def _fit_forward(samples: Sequence[Sample]) -> float | None:
+    """Seconds to compute the loss of a row, where clients have computed losses alone and said how long that took."""
+    known = [(s.losses, s.loss_rows) for s in samples if s.losses is not None and s.loss_rows]
+    rows = sum(count for _, count in known)
+    return math.fsum(seconds for seconds, _ in known) / rows if rows else None
 
 
 def _fit_rates(
@@ -251,16 +274,23 @@ def measure_rounds(run: Run) -> list[float]:
     if not clock or any(at is None for at in clock):
         raise UserError(f"{_name(run)} has no times of its clients: a run records them over Flower, or with devices")
     ends = [0.0, *(at or 0.0 for at in clock)]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def predict_own_rounds(run: Run) -> list[RoundTime]:
-    """Every round of a run as it is predicted from others: the even ones by devices fitted to the odd ones, and back."""
+    """Every round of a run as others predict it: the even ones by devices fitted to the odd ones, and the reverse.
+
+    A client that has answered in rounds of one parity only is fitted to those.
+    """
     clients, rule, measured = run.experiment.clients, make_rule(run), measure_rounds(run)
     if len(run.rounds) < 2:
         raise UserError(f"{_name(run)} has one round; a prediction needs another one to fit devices to")
-    halves = (collect_samples(run, lambda k: k % 2 == 1), collect_samples(run, lambda k: k % 2 == 0))
-    fitted = [TimePredictor(fit_devices(half, clients), clients) for half in halves]
+    halves = [_group(collect_samples(run, lambda k, odd=odd: k % 2 == odd)) for odd in (1, 0)]
+    nobody = {i: DeviceProfile(f"client-{i}") for i in range(clients)}  # who has never answered needs no time
+    fitted = []
+    for of in (halves[1] | halves[0], halves[0] | halves[1]):
+        profiles = nobody | {i: _fit_device(f"client-{i}", samples) for i, samples in of.items()}
+        fitted.append(TimePredictor([profiles[i] for i in range(clients)], clients))
     timeout = run.experiment.round_timeout
     return [
         RoundTime(k, measured[k], fitted[k % 2].predict_record(record, rule, timeout))

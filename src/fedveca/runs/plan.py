@@ -1,8 +1,8 @@
 """What an experiment will take on devices, before it starts: seconds, bytes, joules, memory and epsilon.
 
-Where clients take the same steps whatever they learn, all of it is computed from the settings. Where a method adapts its
-steps, clients come and go, or a target ends the run, the experiment is simulated first; the simulator has the numbers
-that a deployment would have, so it takes the same steps.
+Where clients take the same steps whatever they learn, all of it is computed from the settings. Where a method adapts
+its steps, clients come and go, or a target ends the run, the experiment is simulated first; the simulator has the
+numbers that a deployment would have, so it takes the same steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedveca.algorithms.contract import Order
+from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.clock.cohort import TimedCohort
 from fedveca.cohorts.clock.profiles import DeviceProfile
 from fedveca.errors import UserError, printable
@@ -87,6 +88,8 @@ def make_plan(e: Experiment, devices: str, *, target: float = 0.0, past: Iterabl
         UserError: With one sentence, where settings, devices or runs do not fit, or the data are not here.
     """
     profiles = read_devices(devices)
+    if is_pooled(e.method) and not profiles[0].share:
+        profiles = profiles[:1]  # one client, that of all rows
     wanted = replace(e, devices=devices, target=target or e.target, track="")
     built = build(wanted)
     found = _compute(built, profiles) if _is_fixed(built, profiles) else _simulate(built, profiles)
@@ -97,7 +100,7 @@ def _look_back(former: Run, devices: str) -> PastRun:
     """The plan of a past run, given how many rounds it had, next to what it took."""
     where = printable(str(former.folder), 400)
     measured, n = math.fsum(measure_rounds(former)), len(former.rounds)
-    e = replace(former.experiment, rounds=n, target=0.0, patience=0, budget="", devices="")
+    e = replace(former.experiment, rounds=n, target=0.0, patience=0, budget="", devices=devices)
     said = make_plan(e, devices)
     moved = [get_number(record, name) for record in former.rounds for name in ("bytes_down", "bytes_up")]
     if any(number is None for number in moved):

@@ -1,8 +1,8 @@
 """When answers arrive, and how long a node was at work: what a deployment measures of every order and answer.
 
 The server times an order from its sending to the arrival of the answer. What happens in between only the node knows: it
-reports how long it worked, and when its program received the order by its own clock. Reports are not trusted: a duration
-is cut to what the server saw, and a clock that disagrees with the server's says nothing.
+reports how long it worked, and when its program received the order by its own clock. Reports are not trusted: a
+duration is cut to what the server saw, and a clock that disagrees with the server's says nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class Inbox:
 
     def take(self, message: str) -> Message | None:
         """Looks once for answers, one order after another, so that none can pass for another's; the one if it came."""
-        others = [m for m in self._open if m != message][:_LOOKS] if self.room > 0 else []
+        others = [m for m in self._open if m != message][:_LOOKS]
         for each in ([] if message in self._held else [message]) + others:
+            if each != message and self.room <= 0:
+                break
             if replies := list(self.grid.pull_messages([each])):
                 self.arrived[each] = time.monotonic() - self.start
                 self._held[each] = replies[0]
