@@ -100,9 +100,7 @@ class DebugCohort:
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         aggregator.add(aggregator.reduce(self.weights[client : client + 1].to(self.rows.device, dtype), vectors))
 
-    def _run_client(
-        self, k: int, order: Order, client: int, steps: int, largest: float
-    ) -> tuple[Named, Named, bool]:
+    def _run_client(self, k: int, order: Order, client: int, steps: int, largest: float) -> tuple[Named, Named, bool]:
         """What a client sends, [1, P] and [1] each, and whether it counts: all is finite, no norm above `largest`."""
         algorithm, ids = self.algorithm.at(k), torch.tensor([client])
         probes = self.want_loss or algorithm.needs_loss or algorithm.needs_gradient or not steps

@@ -168,7 +168,9 @@ def build(
     privacy, account = _make_privacy(e, algorithm, state) if e.dp_noise else (None, None)
     options = cohort_options(e)
     if e.secure == "on":
-        options["aggregate"] = make_secure_rule(e, torch.ones_like(shares.sizes) if options["equal_weights"] else shares.sizes)
+        options["aggregate"] = make_secure_rule(
+            e, torch.ones_like(shares.sizes) if options["equal_weights"] else shares.sizes
+        )
     options |= {
         "pixels": data.pixels,
         "send": compose_sending(privacy, faults),

@@ -59,7 +59,7 @@ def deploy(e: Experiment, grid: SecureGrid) -> Run:
 
 
 def repeat(e: Experiment, present: dict[int, list[int]]) -> Tensor:
-    """w after the rounds of a simulation in which round k has the clients `present[k]` alone, all if it is not there."""
+    """w after the rounds of a simulation in which round k has the clients `present[k]`, all where it names none."""
     built = build(e)
     state, method = built.state, built.algorithm
     for k in range(e.rounds):
@@ -109,7 +109,7 @@ def test_where_clients_are_drawn_their_secrets_are_shared_before_each_order(tmp_
         ([(3, "order", 1)], {1: [0, 1, 2]}, "timed out after 0.5 s"),
         ([(0, "unmask", 0)], {}, "did not help to unmask"),
         ([(2, "share", 0)], {0: [0, 1, 3]}, "shared no secrets"),
-        ([(1, "advertise", 0)], dict.fromkeys(range(3), [0, 2, 3]), "has no key for this round"),
+        ([(1, "advertise", 0)], {key: [0, 2, 3] for key in range(3)}, "has no key for this round"),
     ],
 )
 def test_a_client_lost_at_any_stage_costs_its_vector_at_most(
@@ -154,7 +154,8 @@ def test_a_client_that_diverges_sends_masked_zeros(tmp_path: Path) -> None:
     built = build(e, data=load_data(e)[0], cohort=cohort)
     ids = torch.arange(4)
     who, report = cohort(0, built.algorithm.order(built.state), ids, built.state.tau)
-    assert len(who) == 0 and report.mean == {}
+    assert len(who) == 0
+    assert report.mean == {}
     seen = [arrays["G"] for _, stage, arrays in grid.seen if stage == "order"]
     assert len(seen) == 4
     with np.errstate(over="ignore"):
@@ -209,7 +210,7 @@ def test_a_node_without_peers_cannot_take_part(tmp_path: Path) -> None:
     grid = SecureGrid(E, tmp_path)
     (tmp_path / "node-2" / PEERS_FILE).unlink()
     deployed = deploy(E, grid)
-    assert torch.equal(weights_of(deployed), repeat(E, dict.fromkeys(range(3), [0, 1, 3])))
+    assert torch.equal(weights_of(deployed), repeat(E, {key: [0, 1, 3] for key in range(3)}))
     assert any("secure=on needs peers.json" in fault["what"] for fault in deployed.rounds[0]["faults"])
 
 
@@ -250,7 +251,9 @@ def test_a_message_that_is_not_of_the_protocol_is_answered_with_one_sentence(
 ) -> None:
     SecureGrid(E, tmp_path)
     why = ask(tmp_path / "node-0", order)
-    assert why and "\n" not in why and "Error" not in why
+    assert why
+    assert "\n" not in why
+    assert "Error" not in why
 
 
 class LyingGrid(SecureGrid):
@@ -309,7 +312,8 @@ def test_a_deployment_folder_holds_the_others_keys(tmp_path: Path) -> None:
     write_deployment(tmp_path / "made", E, "localhost", 9000)
     for i in range(4):
         peers = read_peers(tmp_path / "made" / f"node-{i}")
-        assert peers is not None and peers.least == 3
+        assert peers is not None
+        assert peers.least == 3
         assert peers.keys[2] == (tmp_path / "made" / "server" / "keys" / "node-2.pub").read_text().strip()
     write_deployment(tmp_path / "open", dataclasses.replace(E, secure="off"), "localhost", 9000)
     assert read_peers(tmp_path / "open" / "node-0") is None

@@ -128,7 +128,7 @@ class SecureFlowerCohort(FlowerCohort):
         else:
             session = self._make_session(members, threshold)
             request = _to_text(session.request)
-            answers = self._exchange(dict.fromkeys(members, {"stage": SHARE, "secure": request}), threshold)
+            answers = self._exchange({key: {"stage": SHARE, "secure": request} for key in members}, threshold)
             for i, settings in answers.items():
                 self._add_shares(session, i, settings.get("secure"))
         for i in set(members) - set(session.active):
@@ -156,7 +156,7 @@ class SecureFlowerCohort(FlowerCohort):
         now = time.monotonic()
         self._questions = {i: sent for i, sent in self._questions.items() if sent.until > now}
         new = [i for i in here if i not in self._channels and i not in self._questions]
-        self._questions |= self._push(dict.fromkeys(new, {"stage": ADVERTISE}))
+        self._questions |= self._push({key: {"stage": ADVERTISE} for key in new})
         awaited = {i for i in here if i in self._questions and i not in self._silent}
         self._silent |= self._poll_channels(awaited, max(0, threshold - len(self._channels.keys() & set(here))))
 
@@ -294,7 +294,9 @@ def _check_words(array: Array, size: int, name: str) -> Words:
     except Exception as error:
         raise InvalidAnswer(f"sent garbage for {name}") from error
     if v.shape != (size,) or v.dtype != np.dtype("<u8"):
-        raise InvalidAnswer(f"sent {name} as {bound_text(str(v.dtype), bare=True)} of shape {bound_text(list(v.shape))}")
+        raise InvalidAnswer(
+            f"sent {name} as {bound_text(str(v.dtype), bare=True)} of shape {bound_text(list(v.shape))}"
+        )
     return v
 
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedveca.cohorts.secure.fixed_point import (
     LARGEST_NORM,
-    UNITS,
+    UNIT_BITS,
     FixedPointSum,
     bound_error,
     choose_fraction,
@@ -49,7 +49,7 @@ def test_the_mean_is_within_the_stated_error(clients: int, data: st.DataObject) 
 @given(st.integers(1, 2**50))
 def test_all_weights_together_fill_the_units(total: int) -> None:
     units = total * 2.0 ** choose_fraction(total)
-    assert 2.0 ** (UNITS - 1) < units <= 2.0**UNITS
+    assert 2.0 ** (UNIT_BITS - 1) < units <= 2.0**UNIT_BITS
     assert units * LARGEST_NORM < 2.0**63  # so a sum of the largest vectors can be read as a signed number
 
 

@@ -201,9 +201,9 @@ def test_the_server_cannot_bring_a_client_of_its_own() -> None:
     session, channels = ShareRequest.read(parties.server.request)
     with pytest.raises(ProtocolError, match="the channel key of client 3 is not signed by the key"):
         parties.clients[0].share(ShareRequest(session, channels | {3: false.channel}).pack())
+    stranger = ShareRequest(Session(session.name, 4, (0, 1, 2, 3, 9)), channels | {9: false.channel}).pack()
     with pytest.raises(ProtocolError, match="members that this node has no key of"):
-        six = Session(session.name, 4, (0, 1, 2, 3, 9))
-        parties.clients[0].share(ShareRequest(six, channels | {9: false.channel}).pack())
+        parties.clients[0].share(stranger)
     parties.share()
     honest = MaskRequest.read(parties.server.make_mask_request(0))
     forged = SignedKey(find_public(bytes(range(32))), honest.masks[3].signature)
@@ -293,7 +293,7 @@ def fixed_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return hashlib.shake_256(b"test" + next(counter).to_bytes(8)).digest(size)
 
     monkeypatch.setattr(secrets, "token_bytes", draw_bytes)
-    yield
+    return
 
 
 @pytest.mark.usefixtures("fixed_secrets")
