@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import secrets
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -285,7 +284,7 @@ def test_old_sessions_are_forgotten() -> None:
 
 
 @pytest.fixture
-def fixed_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fixed_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and seeds from a counter, so that a test of chance gives the same in every run."""
     counter = itertools.count()
 
@@ -293,7 +292,6 @@ def fixed_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return hashlib.shake_256(b"test" + next(counter).to_bytes(8)).digest(size)
 
     monkeypatch.setattr(secrets, "token_bytes", draw_bytes)
-    return
 
 
 @pytest.mark.usefixtures("fixed_secrets")
