@@ -97,6 +97,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
         replace(WIDE, workers=2, method="scaffold", weights="uniform"),
         replace(WIDE, workers=2, method="scaffold", wire="int8"),
         replace(WIDE, workers=2, method="scaffold", wire="topk"),
+        replace(WIDE, workers=5, method="scaffold", secure="on"),
         replace(MLP, method="moon"),
         replace(MLP, method="fedlc"),
         replace(MLP, method="fednova", momentum=0.9, optimizer_state="keep", lr_schedule="cosine", sampling="shuffle"),
@@ -104,7 +105,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
     ],
     ids=[
         *("svm-1", "svm-5-tree", "mlp-2", "corrected-2", "fedvecam-2", "private-2", "uniform-2"),
-        *("int8-2", "topk-2"),
+        *("int8-2", "topk-2", "secure-5"),
         *("moon-2", "fedlc-2", "momentum-2", "adamw-2"),
     ],
 )

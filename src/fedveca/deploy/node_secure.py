@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveca.cohorts.secure.fixed_point import UNITS, FixedPointSum
+from fedveca.cohorts.secure.fixed_point import UNIT_BITS, FixedPointSum
 from fedveca.deploy.exchange import Arrays, ConfigValue, NodeAnswer, NodeOrder
 from fedveca.deploy.peers import PEERS_FILE, read_peers
 from fedveca.errors import UserError
@@ -52,8 +52,8 @@ def prepare_masking(order: NodeOrder, client: int, folder: Path) -> Masking | No
             raise UserError(f"the server asked for vectors in the open; {PEERS_FILE} of this node allows masked ones")
         return None
     fraction = order["fraction"]
-    if type(fraction) is not int or not -_MOST_SHIFT <= fraction <= UNITS:
-        raise UserError(f"fraction={fraction!r} is out of range; allowed: [{-_MOST_SHIFT}, {UNITS}]")
+    if type(fraction) is not int or not -_MOST_SHIFT <= fraction <= UNIT_BITS:
+        raise UserError(f"fraction={fraction!r} is out of range; allowed: [{-_MOST_SHIFT}, {UNIT_BITS}]")
     return Masking(_find_client(folder, client), _read(order["secure"]), fraction)
 
 

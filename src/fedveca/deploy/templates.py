@@ -86,9 +86,10 @@ If you change `app/app.py` or the name of the model's code, pin the devices agai
 (`fedveca deploy pin app node-0 node-1`) and copy each `pinned.json` to its device. Without `pinned.json` a device runs
 whatever the server sends. `server/tls/server.key`, `authority/ca.key` and every `node-I/key` are secrets.
 `server/keys/node-I.pub` lets device I in; `fedveca deploy revoke . node-I` locks it out at once, and
-`fedveca deploy add . node-I` makes a new folder for a device. The server's certificate is valid for a year; the server
-warns from 30 days before it expires, and `fedveca deploy renew .` makes a new one with `authority/ca.key`, which
-nothing else needs: keep it somewhere else.
+`fedveca deploy add . node-I` makes a new folder for a device. With `secure=on` each node also has `peers.json`, the
+public keys of all devices: it sends its vectors only under masks that cancel in the sum of all. The server's
+certificate is valid for a year; the server warns from 30 days before it expires, and `fedveca deploy renew .` makes a
+new one with `authority/ca.key`, which nothing else needs: keep it somewhere else.
 
 To run the app in Flower's own simulation, without any device:
 

@@ -128,7 +128,7 @@ class SecureFlowerCohort(FlowerCohort):
         else:
             session = self._make_session(members, threshold)
             request = _to_text(session.request)
-            answers = self._exchange(dict.fromkeys(members, {"stage": SHARE, "secure": request}), threshold)
+            answers = self._exchange({key: {"stage": SHARE, "secure": request} for key in members}, threshold)
             for i, settings in answers.items():
                 self._add_shares(session, i, settings.get("secure"))
         for i in set(members) - set(session.active):
@@ -156,7 +156,7 @@ class SecureFlowerCohort(FlowerCohort):
         now = time.monotonic()
         self._questions = {i: sent for i, sent in self._questions.items() if sent.until > now}
         new = [i for i in here if i not in self._channels and i not in self._questions]
-        self._questions |= self._push(dict.fromkeys(new, {"stage": ADVERTISE}))
+        self._questions |= self._push({key: {"stage": ADVERTISE} for key in new})
         awaited = {i for i in here if i in self._questions and i not in self._silent}
         self._silent |= self._poll_channels(awaited, max(0, threshold - len(self._channels.keys() & set(here))))
 

@@ -10,7 +10,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
-from fedveca.cohorts.secure.identity import ProtocolError, open_sealed, seal, sign, verify
+from fedveca.cohorts.secure.identity import ProtocolError, open_sealed, seal_text, sign, verify
 from fedveca.cohorts.secure.lengths import KEY_BYTES, SHARE_BYTES
 from fedveca.cohorts.secure.masks import (
     Words,
@@ -70,7 +70,7 @@ class SecureClient:
         self._open: dict[bytes, _OpenSession] = {}
 
     def share(self, data: bytes) -> bytes:
-        """Answers a `ShareRequest` with `SharedSecrets`; with the channel key alone where the server knows a former one."""
+        """Answers a `ShareRequest`; with the channel key alone where the server knows one of a former process."""
         session, channels = ShareRequest.read(data)
         self._check_session(session, channels)
         if channels[self.client] != self.channel:
@@ -143,7 +143,7 @@ class SecureClient:
 
     def _seal(self, session: Session, channel: bytes, to: int, mask: bytes, pair: tuple[bytes, bytes]) -> bytes:
         about = _share_text(session, self.client, to, mask)
-        return seal(derive_key(self._channel, channel, about), b"".join(pair), about)
+        return seal_text(derive_key(self._channel, channel, about), b"".join(pair), about)
 
     def _open_sealed(self, session: Session, channel: bytes, of: int, mask: bytes, sealed: bytes) -> bytes | None:
         about = _share_text(session, of, self.client, mask)

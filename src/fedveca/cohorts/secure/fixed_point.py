@@ -1,9 +1,9 @@
 """Vectors as whole numbers modulo 2^64: sums of them are exact, so they do not depend on any order or any mask.
 
-A client of weight D_i sends q_i = round(D_i v_i 2^F) in each coordinate. F is chosen so that the weights W of all
-clients fill 2^UNITS units: W 2^F is in (2^(UNITS - 1), 2^UNITS]. With norms up to LARGEST_NORM = 2^22 the sum stays
-below 2^62, so that it can be read as a signed number. Each q_i is off by at most half a unit, so the mean over n
-clients that hold the share m of W is off by at most (n / 2) / (m W 2^F) < n 2^-UNITS / m.
+A client of weight D_i sends q_i = round(D_i v_i 2^F) in each coordinate. F is chosen so that the weight W of all
+clients is about 2^40 units: W 2^F is in (2^39, 2^40]. With norms up to 2^22 (LARGEST_NORM) the sum stays below 2^62, so
+that it can be read as a signed number. Each q_i is off by at most half a unit, so the mean over n clients that have the
+share m of W is off by at most (n / 2) / (m W 2^F) < n 2^-40 / m.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import Named
 from fedveca.cohorts.aggregate import Piece
 
-UNITS = 40
+UNIT_BITS = 40
 LARGEST_NORM = 2.0**22  # of a client's vector: one that is longer does not count, like one that is not finite
 _BLOCK = 2**22  # numbers that are converted at a time
 
@@ -25,12 +25,12 @@ def choose_fraction(total: int) -> int:
     >>> choose_fraction(1), choose_fraction(2), choose_fraction(3), choose_fraction(60000)
     (40, 39, 38, 24)
     """
-    return UNITS - (total - 1).bit_length()
+    return UNIT_BITS - (total - 1).bit_length()
 
 
 def bound_error(clients: int, share: float) -> float:
     """The most by which a coordinate of the mean over so many clients, with this share of the weight, is off."""
-    return clients * 2.0**-UNITS / share
+    return clients * 2.0**-UNIT_BITS / share
 
 
 def quantise(weight: Tensor, v: Tensor, fraction: int) -> Tensor:

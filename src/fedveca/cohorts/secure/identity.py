@@ -34,7 +34,7 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes, what: 
         raise ProtocolError(f"{what} is not signed by the key that this node knows") from error
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
+def seal_text(key: bytes, text: bytes, about: bytes) -> bytes:
     """Encrypts and authenticates a text under a key that is used once; `about` must be the same when it is opened."""
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
 

@@ -13,6 +13,7 @@ The stages, as in the paper, with what each message holds:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -76,7 +77,7 @@ class ShareRequest(NamedTuple):
             raise ProtocolError(f"a request for shares of {len(data)} bytes is not one")
         at = SESSION_BYTES + NUMBER_BYTES * (1 + n)
         threshold, *members = read_numbers(data[SESSION_BYTES:at])
-        if any(a >= b for a, b in zip(members, members[1:], strict=False)):
+        if any(a >= b for a, b in itertools.pairwise(members)):
             raise ProtocolError("the members of a session are not in order")
         keys = [data[start : start + SIGNED_BYTES] for start in range(at, len(data), SIGNED_BYTES)]
         return cls(

@@ -1,0 +1,1 @@
+"""FedVeca under secure aggregation: the controller without the clients' numbers."""
