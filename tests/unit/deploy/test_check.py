@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_read_or_do_not_fit_are_named(tmp_path: Path, monkey
     found = asked(replace(E, clients=4), tmp_path, {}, nodes=4)
     assert found[0]["problems"] == []
     (why,) = found[1]["problems"]
-    assert why.startswith("has rows (pixels=as-is) of shape [63] with targets of shape []; the server has ")
+    assert why == "the model has 63 parameters here, 64 at the server"
     (why,) = found[2]["problems"]
     assert why == "client 2 has labels from 0 to 10; allowed: 0 to 9, whole"
     (why,) = found[3]["problems"]
