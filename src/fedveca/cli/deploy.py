@@ -166,8 +166,8 @@ def _check(args: argparse.Namespace) -> int:
     except FederationFailed as error:
         raise UserError(str(error)) from error
     days, nodes = describe_expiry(args.folder / "server"), found["nodes"]
-    for kind, sentences in (("problems", problems), ("warnings", warnings)):
-        sentences += [f"client {node['client']} {said}" for node in nodes for said in node[kind]]
+    problems += [f"client {node['client']} {said}" for node in nodes for said in node["problems"]]
+    warnings += [f"client {node['client']} {said}" for node in nodes for said in node["warnings"]]
     if not args.quiet and not args.json:
         show_checks(make_console(), tabulate_check(found), problems, warnings)
     result = {"ready": not problems, "certificates": days, "server": found["server"], "nodes": nodes}

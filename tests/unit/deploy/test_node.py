@@ -111,10 +111,11 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
     assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
     assert len({p.read_bytes() for p in secrets}) == 5
     for i in range(3):
-        names = ["ca.pem", f"fedveca-node-{i}.service", "key", "node.env", "pinned.json", "requirements.txt", "start.sh"]
-        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == names
+        unit, own = f"fedveca-node-{i}.service", ["key", "node.env", "pinned.json", "requirements.txt", "start.sh"]
+        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", unit, *own]
         assert f" --superlink 10.0.0.9:8000 --client {i} " in (folder / f"node-{i}" / "start.sh").read_text()
-    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in ("server", "authority", "node-0", "node-1", "node-2"))
+    private = ("server", "authority", "node-0", "node-1", "node-2")
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in private)
     for script in folder.rglob("*.sh"):
         assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     assert "lr = 0.1\n" in (folder / "app" / "pyproject.toml").read_text()
