@@ -156,13 +156,13 @@ def _check(args: argparse.Namespace) -> int:
     for name in ("wait", "timeout"):
         if not 0 <= (value := getattr(args, name)) <= LONGEST_WAIT:
             raise UserError(f"--{name} {value:g} is out of range; allowed: 0 to {LONGEST_WAIT:g}")
-    from fedveca.deploy.ready import check_federation, describe_expiry, tabulate_check
+    from fedveca.deploy.ready import check_deployment, describe_expiry, tabulate_check
     from fedveca.deploy.superlink import FederationFailed
     from fedveca.views.terminal.checks import show_checks
     from fedveca.views.terminal.console import make_console
 
     try:
-        found, problems, warnings = check_federation(args.folder, args.wait, args.timeout)
+        found, problems, warnings = check_deployment(args.folder, args.wait, args.timeout)
     except FederationFailed as error:
         raise UserError(str(error)) from error
     days, nodes = describe_expiry(args.folder / "server"), found["nodes"]

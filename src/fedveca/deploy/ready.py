@@ -18,7 +18,7 @@ _START_SECONDS = 120.0  # for Flower to start the check, and to load what it nee
 _SECRETS = ("tls/server.key",)
 
 
-def check_federation(folder: Path, wait: float, timeout: float) -> tuple[FederationCheck, list[str], list[str]]:
+def check_deployment(folder: Path, wait: float, timeout: float) -> tuple[FederationCheck, list[str], list[str]]:
     """Asks the nodes of a running server.
 
     Args:
