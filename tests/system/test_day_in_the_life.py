@@ -192,26 +192,26 @@ def test_a_day_in_the_life(day: Day, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert day.rounds()[-1]["ids"] == [0, 2]
     assert "clients = 4\n" in (day.kit / "app" / "pyproject.toml").read_text()
 
-    # Another device takes its place in the run, with a key of its own.
+    # Another device takes its place in the run, with a key of its own and an older version of this package.
     day.end("node-1")
     assert main(["deploy", "add", str(day.kit), "node-1"]) == 0
-    day.start_node(1, "node-1 again")
+    day.start_node(1, "node-1 again", PYTHONPATH=make_older_package(tmp_path / "older"))
     day.wait(lambda: day.rounds()[-1]["ids"] == [0, 1, 2], "the new node 1 answers")
+    said = f"client 1 runs fedveca {OLDER}, which is older than the server's {__version__}; update the node"
+    day.wait(lambda: said in day.log("fedveca-run.service"), "the older node is named in the log")
+    assert said.removeprefix("client 1 ") in str([line.get("faults") for line in day.rounds()])
 
-    # The server is killed, and what was started of it; systemd starts both units again. Node 0 comes back older.
+    # The server is killed, and what started the run; systemd starts both units again, and nobody does anything.
     before = len(day.rounds())
     day.kill("fedveca-server.service")
     day.kill("fedveca-run.service")
-    day.end("node-0")
     day.start_unit("fedveca-server.service")
-    day.start_node(0, "node-0 older", PYTHONPATH=make_older_package(tmp_path / "older"))
     day.wait(lambda: day.log("fedveca-server.service").count("ready") == 2, "the server is ready again")
     day.start_unit("fedveca-run.service")
     day.wait(lambda: len(day.rounds()) >= before + 2, "the run is resumed")
     assert f"resuming {day.out}" in day.log("fedveca-run.service")
-    said = f"client 0 runs fedveca {OLDER}, which is older than the server's {__version__}; update the node"
-    day.wait(lambda: said in day.log("fedveca-run.service"), "the older node is named")
     assert [line["round"] for line in day.rounds()] == list(range(len(day.rounds())))
+    assert day.rounds()[-1]["ids"] == [0, 1, 2]
     assert Run.open(day.out).rounds[-1]["round"] >= before
 
     # The evening: logs are bounded, and nothing of it is a secret.

@@ -170,18 +170,18 @@ def _check(args: argparse.Namespace) -> int:
     for name in ("wait", "timeout"):
         if not 0 <= (value := getattr(args, name)) <= LONGEST_WAIT:
             raise UserError(f"--{name} {value:g} is out of range; allowed: 0 to {LONGEST_WAIT:g}")
-    from fedveca.deploy.ready import check_federation, describe_expiry, tabulate_check
+    from fedveca.deploy.ready import check_deployment, describe_expiry, tabulate_check
     from fedveca.deploy.superlink import FederationFailed
     from fedveca.views.terminal.checks import show_checks
     from fedveca.views.terminal.console import make_console
 
     try:
-        found, problems, warnings = check_federation(args.folder, args.wait, args.timeout)
+        found, problems, warnings = check_deployment(args.folder, args.wait, args.timeout)
     except FederationFailed as error:
         raise UserError(str(error)) from error
     days, nodes = describe_expiry(args.folder / "server"), found["nodes"]
-    for kind, sentences in (("problems", problems), ("warnings", warnings)):
-        sentences += [f"client {node['client']} {said}" for node in nodes for said in node[kind]]
+    problems += [f"client {node['client']} {said}" for node in nodes for said in node["problems"]]
+    warnings += [f"client {node['client']} {said}" for node in nodes for said in node["warnings"]]
     if not args.quiet and not args.json:
         show_checks(make_console(), tabulate_check(found), problems, warnings)
     result = {"ready": not problems, "certificates": days, "server": found["server"], "nodes": nodes}

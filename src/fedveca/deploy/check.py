@@ -167,7 +167,7 @@ def judge_report(settings: Mapping[str, object], client: int, sent: float, now: 
     for name in ("version", "python", "torch", "flwr", "device"):
         word = settings.get(name)
         if isinstance(word, str) and _WORD.fullmatch(word):
-            check[name] = word  # type: ignore[literal-required]
+            check[name] = word
     if said := compare_version(settings.get("version"), here["version"]):
         problems.append(said)
     for name in ("python", "torch", "flwr"):

@@ -39,4 +39,4 @@ def read_client_rows(folder: Path, clients: int) -> dict[int, NodeRows] | None:
         whole = isinstance(counts, list) and all(type(v) is int and 0 <= v <= MOST_ROWS for v in counts)
         if not isinstance(counts, list) or not whole or len(counts) != clients:
             return None
-    return {i: NodeRows(*(counts[i] for counts in parts)) for i in range(clients)}  # type: ignore[index, misc, arg-type]
+    return {i: NodeRows(*(counts[i] for counts in parts)) for i in range(clients)}  # type: ignore[index, arg-type]

@@ -18,7 +18,7 @@ _START_SECONDS = 120.0  # for Flower to start the check, and to load what it nee
 _SECRETS = ("tls/server.key",)
 
 
-def check_federation(folder: Path, wait: float, timeout: float) -> tuple[FederationCheck, list[str], list[str]]:
+def check_deployment(folder: Path, wait: float, timeout: float) -> tuple[FederationCheck, list[str], list[str]]:
     """Asks the nodes of a running server.
 
     Args:
@@ -50,7 +50,7 @@ def check_federation(folder: Path, wait: float, timeout: float) -> tuple[Federat
 
 def _check_files(server: Path) -> tuple[list[str], list[str]]:
     """What is wrong with the server's own certificates and keys."""
-    problems, warnings, now = [], [], time.time()
+    problems, warnings, now = list[str](), list[str](), time.time()
     for sentence in list_expiry_warnings(server / "tls", now):
         (problems if "expired" in sentence else warnings).append(sentence)
     for name in _SECRETS:

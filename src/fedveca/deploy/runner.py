@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import tomllib
 from pathlib import Path
 
 from fedveca.deploy import private_api
+from fedveca.deploy.processes import end_with_parent
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
 from fedveca.errors import UserError, printable
 from fedveca.runs.experiment import name_folder
@@ -102,7 +104,12 @@ class ExperimentRunner:
             private_api.API_FOLDER: str(self.server),
             "PATH": search_path(self.server / "bin"),
         }
-        subprocess.run([*command, *config, *self.others], env=os.environ | environment, check=False)
+        subprocess.run(
+            [*command, *config, *self.others],
+            env=os.environ | environment,
+            check=False,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+        )
 
     def _wait_for_server(self) -> None:
         until = time.monotonic() + RESTART_SECONDS
@@ -181,6 +188,7 @@ def _main() -> None:
     parser.add_argument("--once", action="store_true", help="start nothing after an experiment that is finished")
     args, others = parser.parse_known_args()
     os.umask(0o077)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends what it started
     try:
         sys.exit(ExperimentRunner(args.server, args.app, args.run_config, others).run(args.once))
     except (ValueError, OSError) as error:

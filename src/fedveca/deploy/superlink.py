@@ -29,6 +29,7 @@ from fedveca.deploy.monitoring import serve_server_figures
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.processes import end_with_parent, kill_marked
 from fedveca.deploy.server import NODES
+from fedveca.errors import printable
 from fedveca.monitor.logs import configure_logs
 from fedveca.monitor.settings import read_monitor
 from fedveca.runs.files import write_atomic
@@ -45,6 +46,7 @@ FLOWER_ENVIRONMENT = {
 }
 LINK_START_SECONDS = 120.0
 LINK_STOP_SECONDS = 10.0
+REGISTER_SECONDS = 10.0  # until keys that could not be registered are tried again
 
 
 class FederationFailed(RuntimeError):
@@ -235,29 +237,48 @@ class ServerCare:
 
     def __init__(self, link: SuperLink, limit: LogLimit) -> None:
         self.link, self.limit = link, limit
-        self._keys, self._warned = self._stamp_keys(), 0.0
+        self._keys, self._warned, self._again, self._said = self._stamp_keys(), 0.0, 0.0, ""
 
     def look(self) -> None:
         """Does what is due; called every half second."""
-        stamp = self._stamp_keys()
-        if stamp != self._keys:
-            self._keys = stamp
-            self.link.register()
-            print("the nodes' keys have changed; they are registered", flush=True)
+        if (stamp := self._stamp_keys()) != self._keys and time.monotonic() >= self._again:
+            self._register(stamp)
         for name in self.link.processes:
             rotate_log(self.link.folder / f"{name}.log", self.limit)
         if time.time() - self._warned >= 86400:
             self.warn_of_expiry()
 
     def warn_of_expiry(self) -> None:
-        """Warns of certificates that expire soon."""
+        """Warns of certificates that expire soon, or that cannot be read."""
         self._warned = time.time()
-        for sentence in list_expiry_warnings(self.link.folder / "tls", self._warned):
+        try:
+            sentences = list(list_expiry_warnings(self.link.folder / "tls", self._warned))
+        except ValueError as error:
+            sentences = [str(error)]
+        for sentence in sentences:
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+    def _register(self, stamp: list[tuple[str, int]]) -> None:
+        """Registers the keys; what is wrong with one is said once, and tried again: a running server does not end."""
+        try:
+            self.link.register()
+        except Exception as error:  # a file that is not a key, or a SuperLink that is busy
+            said = f"warning: the nodes' keys cannot be registered: {printable(str(error), 300)}; it is tried again"
+            self._again = time.monotonic() + REGISTER_SECONDS
+            if said != self._said:
+                print(said, file=sys.stderr, flush=True)
+            self._said = said
+        else:
+            self._keys, self._said = stamp, ""
+            print("the nodes' keys have changed; they are registered", flush=True)
 
     def _stamp_keys(self) -> list[tuple[str, int]]:
         """The folder's own time may be too coarse for two changes in a row."""
-        return sorted((path.name, path.stat().st_mtime_ns) for path in (self.link.folder / "keys").glob("*.pub"))
+        found = []
+        for path in (self.link.folder / "keys").glob("*.pub"):
+            with suppress(OSError):  # it was removed just now
+                found.append((path.name, path.stat().st_mtime_ns))
+        return sorted(found)
 
 
 def search_path(programs: Path) -> str:

@@ -45,7 +45,7 @@ def complete(line: str) -> list[str]:
         ("sweep --t", ["--trials", "--tuning-seeds"]),
         ("sweep --methods fedavg,fedp", ["fedavg,fedprox"]),
         ("run pat", ["patience="]),
-        ("deploy ", ["init", "local", "pin"]),
+        ("deploy ", ["add", "check", "init", "local", "pin", "renew", "revoke"]),
         ("deploy local engine=d", ["engine=debug"]),
         ("deploy init ", [ASK_FOLDERS]),
         ("deploy init folder wire=b", ["wire=bfloat16"]),

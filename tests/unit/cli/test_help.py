@@ -21,6 +21,7 @@ from fedveca.version import __version__
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = sorted(make_parser().commands.choices)
+WAYS = ("local", "init", "pin", "check", "renew", "add", "revoke")
 
 
 def main(*words: str) -> int:
@@ -54,7 +55,7 @@ def test_without_a_command_the_help_is_shown_by_subject(capsys: Capture) -> None
 @pytest.mark.parametrize("columns", ["60", "80", "110"])
 def test_no_help_is_wider_than_the_terminal(columns: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    for command in ("", *COMMANDS, "deploy local", "deploy init", "deploy pin"):
+    for command in ("", *COMMANDS, *(f"deploy {way}" for way in WAYS)):
         assert main("help", *command.split()) == 0
         out = capsys.readouterr().out
         examples = out.partition("\nexamples:\n")[2].splitlines()

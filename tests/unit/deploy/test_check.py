@@ -82,7 +82,7 @@ def test_nodes_that_are_ready_are_said_to_be(tmp_path: Path) -> None:
 def test_the_time_per_row_is_of_the_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that counts local steps: a step of 16 rows takes 16 s."""
     from fedveca.cohorts.local.cohort import LocalCohort
-    from fedveca.deploy import inspection
+    from fedveca.deploy.inspection import measure_row
     from fedveca.deploy.node_process import make_node_cohort
 
     local, spent = make_node_cohort(E, 1, 10, "as-is"), [0.0]
@@ -93,8 +93,8 @@ def test_the_time_per_row_is_of_the_rows_of_a_step(monkeypatch: pytest.MonkeyPat
         return call(self, k, order, ids, tau)
 
     monkeypatch.setattr(LocalCohort, "__call__", count)
-    monkeypatch.setattr(inspection.time, "perf_counter", lambda: spent[0])
-    assert inspection.measure_row(local, 1) == 1.0
+    monkeypatch.setattr("fedveca.deploy.inspection.time.perf_counter", lambda: spent[0])
+    assert measure_row(local, 1) == 1.0
     assert local.memory is before
 
 
@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_read_or_do_not_fit_are_named(tmp_path: Path, monkey
     found = asked(replace(E, clients=4), tmp_path, {}, nodes=4)
     assert found[0]["problems"] == []
     (why,) = found[1]["problems"]
-    assert why.startswith("has rows (pixels=as-is) of shape [63] with targets of shape []; the server has ")
+    assert why == "the model has 63 parameters here, 64 at the server"
     (why,) = found[2]["problems"]
     assert why == "client 2 has labels from 0 to 10; allowed: 0 to 9, whole"
     (why,) = found[3]["problems"]

@@ -31,6 +31,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import resume, run
 from fedveca.runs.task_data import load_data
+from fedveca.version import __version__
 
 E = Experiment(
     model="mlp", clients=3, rounds=3, batch=8, lr=0.05, tau_0=3, round_timeout=5.0, partition="dirichlet",
@@ -297,5 +298,6 @@ def test_a_node_says_how_many_rows_it_holds_back(tmp_path: Path) -> None:
         request: Any = {"settings": asdict(E), "client": i, "order": {"classes": 10, "pixels": "as-is"}}
         fields = decode_answer(work(encode(request, {}), tmp_path))[0]["fields"]
         sizes = [int(part.sizes[i]) for part in held]
-        assert fields == {"client": i, "rows": sizes[0], "val": sizes[1], "test": sizes[2]}
+        rows = {"rows": sizes[0], "val": sizes[1], "test": sizes[2]}
+        assert fields == {"client": i, "version": __version__, **rows}
     assert "FEDVECA_TEST_DATA" not in os.environ

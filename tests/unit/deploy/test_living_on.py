@@ -118,8 +118,11 @@ class Link:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes, self.registered = folder, {"superlink": None}, 0
+        self.broken = False
 
     def register(self) -> None:
+        if self.broken:
+            raise ValueError("not a\nkey")
         self.registered += 1
 
 
@@ -145,6 +148,21 @@ def test_a_server_sees_to_keys_logs_and_certificates(tmp_path: Path, capsys: pyt
     (tmp_path / "keys" / "node-0.pub").unlink()
     care.look()
     assert link.registered == 2
+    capsys.readouterr()
+    link.broken = True  # a file that is not a key does not end a server that runs
+    (tmp_path / "keys" / "node-1.pub").write_text("x")
+    for _ in range(3):
+        care.look()
+        care._again = 0.0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the nodes' keys cannot be registered: not a\\nkey; it is tried again"
+    ]
+    link.broken = False
+    care.look()
+    assert link.registered == 3
+    (tmp_path / "tls" / "ca.pem").write_text("x")
+    care.warn_of_expiry()
+    assert "ca.pem cannot be read" in capsys.readouterr().err
 
 
 FLWR = """#!{python}

@@ -33,6 +33,7 @@ from fedveca.monitor.log_observer import LogObserver
 from fedveca.runs.build import Built, build, cohort_options
 from fedveca.runs.experiment import Experiment
 from fedveca.tasks.custom import from_arrays
+from fedveca.version import __version__
 
 
 def test_a_message_loads_no_pytorch() -> None:
@@ -107,13 +108,15 @@ def test_init_gives_each_device_its_own_key(tmp_path: Path, capsys: pytest.Captu
     assert "3 devices" in capsys.readouterr().out
     secrets = [p for p in folder.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
     where = sorted(str(p.relative_to(folder)) for p in secrets)
-    assert where == ["node-0/key", "node-1/key", "node-2/key", "server/tls/server.key"]
+    assert where == ["authority/ca.key", "node-0/key", "node-1/key", "node-2/key", "server/tls/server.key"]
     assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
-    assert len({p.read_bytes() for p in secrets}) == 4
+    assert len({p.read_bytes() for p in secrets}) == 5
     for i in range(3):
-        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", "key", "pinned.json", "start.sh"]
+        unit, own = f"fedveca-node-{i}.service", ["key", "node.env", "pinned.json", "requirements.txt", "start.sh"]
+        assert sorted(p.name for p in (folder / f"node-{i}").iterdir()) == ["ca.pem", unit, *own]
         assert f" --superlink 10.0.0.9:8000 --client {i} " in (folder / f"node-{i}" / "start.sh").read_text()
-    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in ("server", "node-0", "node-1", "node-2"))
+    private = ("server", "authority", "node-0", "node-1", "node-2")
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in private)
     for script in folder.rglob("*.sh"):
         assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     assert "lr = 0.1\n" in (folder / "app" / "pyproject.toml").read_text()
@@ -337,7 +340,7 @@ def test_a_node_answers_as_the_simulators_client(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("FEDVECA_NODE_DATA", own)
         make_node_cohort.cache_clear()
         answer, _ = ask(e, 1, tmp_path, {})
-        assert answer["fields"] == {"client": 1, "rows": len(mine)}
+        assert answer["fields"] == {"client": 1, "rows": len(mine), "version": __version__}
         assert isinstance(parts.cohort, LocalCohort)
         parts.cohort.memory = ClientMemory(3)
         simulated = [parts.cohort(k, order, torch.tensor([1]), torch.tensor([4]))[1] for k in (0, 1)]

@@ -132,10 +132,10 @@ class FlowerCohort:
         self.algorithm = algorithm.with_layout(self.task.layout)
         self._wait_for_clients(clients)
         self._joined = True
-        everyone = [self._known[i] for i in range(clients)]
-        self.sizes = torch.tensor([rows.train for rows in everyone])  # [N] D_i
+        each = [self._known[i] for i in range(clients)]
+        self.sizes = torch.tensor([rows.train for rows in each])  # [N] D_i
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
-        self.held = {part: torch.tensor([rows[at] for rows in everyone]) for at, part in enumerate(NodeRows._fields)}
+        self.held = {part: torch.tensor([rows[at] for rows in each]) for at, part in enumerate(NodeRows._fields)}
         self._early = self.faults[:_EARLY_FAULTS]  # before the first round
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
