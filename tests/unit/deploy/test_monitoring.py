@@ -25,7 +25,7 @@ from fedveca.deploy.monitoring import (
     serve_server_figures,
 )
 from fedveca.deploy.node_process import work
-from fedveca.deploy.provision import write_certificates
+from fedveca.deploy.certificates import write_certificates
 from fedveca.errors import UserError
 from fedveca.monitor.settings import MonitorSettings, write_monitor
 

@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def _make_certificate(folder: Path) -> bytes:
-    from fedveca.deploy.provision import write_certificates
+    from fedveca.deploy.certificates import write_certificates
 
     write_certificates(folder / "tls", ["127.0.0.1"])
     return (folder / "tls" / "ca.pem").read_bytes()

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedveca.deploy.provision import write_certificates
+from fedveca.deploy.certificates import write_certificates
 from fedveca.errors import UserError
 from fedveca.monitor import endpoint as module
 from fedveca.monitor.endpoint import FIGURES_BYTES, SCRAPES, MetricsEndpoint
