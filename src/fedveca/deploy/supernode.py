@@ -15,6 +15,7 @@ from fedveca.deploy import private_api
 from fedveca.deploy.fork_server import write_forwarder
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
+from fedveca.monitor.settings import read_monitor
 
 
 def prepare_node(
@@ -70,6 +71,7 @@ def _main() -> None:
     args, more = parser.parse_known_args()
     os.umask(0o077)
     try:
+        read_monitor(args.folder)  # rejects what is invalid, before anything starts
         command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients, poll=args.poll)
         os.execve(command[0], [*command, *more], os.environ | environment)
     except (ValueError, OSError) as error:
