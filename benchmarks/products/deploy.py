@@ -154,8 +154,8 @@ def one(which: str, nodes: int, rounds: int, e: Experiment) -> list[dict[str, fl
         project = folder / "app" / "pyproject.toml"
         project.write_text(project.read_text() + 'times = ""\n')
         more = {"FEDVECA_TIMES": str(times)} | ({"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"} if which == "bare" else {})
-        bare = {"forks": False, "poll": 0.0} if which == "bare" else {}
-        with Federation(folder / "deployment", nodes, more, **bare) as federation:
+        ours = which == "ours"
+        with Federation(folder / "deployment", nodes, more, ours, DEFAULT_POLL if ours else 0.0) as federation:
             where = [f'out="{out}"'] if which == "bare" else [f'times="{out}"', f'out="{folder / "run"}"']
             federation.submit([*where, f"rounds={rounds + (which == 'ours')}"], folder / "app")
             until = time.monotonic() + 1800

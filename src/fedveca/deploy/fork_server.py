@@ -68,9 +68,9 @@ def _serve(folder: Path, parent: int) -> None:
     from fedveca.deploy.private_api import load_program, use_socket
     from fedveca.deploy.processes import is_alive
     from fedveca.monitor.logs import configure_logs
-    from fedveca.monitor.settings import read_monitor
+    from fedveca.monitor.settings import find_log_form
 
-    form = read_monitor(folder).log
+    form = find_log_form(folder)
     configure_logs(form)
     use_socket(folder, plain=form == "text")
     enforce_pin(folder)

@@ -42,7 +42,7 @@ from fedveca.deploy.long_poll import ASK_SECONDS, ASKING, HOLD_SECONDS, WakeSign
 from fedveca.deploy.monitoring import GATEWAY_FILE, GATEWAY_SECONDS, GatewayFigures
 from fedveca.deploy.private_api import find_socket
 from fedveca.monitor.logs import configure_logs
-from fedveca.monitor.settings import read_monitor
+from fedveca.monitor.settings import find_log_form, read_monitor
 
 _PULL = b"/v1/fleet/pull-messages"  # a node's question for messages; an answer without a body says that there are none
 _PATH = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
@@ -365,7 +365,7 @@ def _main() -> None:
     for name in ("keys", "api", "tls"):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="DIR")
     args = parser.parse_args()
-    configure_logs(read_monitor(args.api).log)
+    configure_logs(find_log_form(args.api))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from fedveca.errors import UserError
 from fedveca.monitor.settings import read_monitor
 from fedveca.runs.files import write_atomic
 
@@ -70,7 +69,7 @@ def serve_node_figures(folder: Path, pid: int) -> MetricsEndpoint | None:
         (folder / NODE_FILE).unlink(missing_ok=True)  # of a former process
         registry = make_registry(lambda: {"node": measure_memory(pid)}, {"ca": folder / "ca.pem"})
         endpoint = MetricsEndpoint(settings.host, settings.port, [registry], [folder / NODE_FILE])
-    except (UserError, OSError) as error:
+    except (ValueError, OSError) as error:
         _log.warning("this node serves no metrics: %s", error)
         return None
     _log.info("metrics are at http://%s:%d/metrics", endpoint.host, endpoint.port)
@@ -164,6 +163,6 @@ def _name_kind(order: NodeOrder | None) -> str:
 
 def make_node_figures(folder: Path) -> NodeFigures | None:
     """The counts of a node's worker, where they are served."""
-    with suppress(UserError):  # the SuperNode says it
+    with suppress(ValueError):  # the SuperNode says it
         return NodeFigures(folder) if read_monitor(folder).port else None
     return None

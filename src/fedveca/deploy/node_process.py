@@ -49,7 +49,7 @@ from fedveca.deploy.private_api import find_socket, make_private
 from fedveca.deploy.processes import is_alive
 from fedveca.errors import UserError, printable
 from fedveca.monitor.logs import configure_logs
-from fedveca.monitor.settings import read_monitor
+from fedveca.monitor.settings import find_log_form
 from fedveca.runs.build import cohort_options, make_method, make_problem
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
@@ -352,7 +352,7 @@ def _main() -> None:
     """Answers requests on a socket in the node's private folder until the SuperNode is gone."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     last_use, limit = [time.monotonic()], read_log_limit()
-    configure_logs(read_monitor(folder).log)
+    configure_logs(find_log_form(folder))
     figures = make_node_figures(folder)
     os.umask(0o077)
     make_private(folder)

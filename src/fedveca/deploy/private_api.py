@@ -29,7 +29,7 @@ from fedveca.deploy.monitoring import serve_node_figures
 from fedveca.deploy.pace import TASK_SOCKET, set_pace
 from fedveca.errors import UserError
 from fedveca.monitor.logs import configure_logs
-from fedveca.monitor.settings import read_monitor
+from fedveca.monitor.settings import find_log_form
 
 ADDRESS = "127.0.0.1:1"  # stands for the socket; only root could listen on that port, and nothing does
 API_FOLDER = "FEDVECA_API_DIR"
@@ -142,10 +142,10 @@ def _main() -> None:
     os.umask(0o077)
     folder = Path(os.environ[API_FOLDER])
     program = load_program(name)
-    settings = read_monitor(folder)
+    form = find_log_form(folder)
     if name != "flwr":  # a command, whose output is its result
-        configure_logs(settings.log)
-    use_socket(folder, plain=settings.log == "text")
+        configure_logs(form)
+    use_socket(folder, plain=form == "text")
     if name == "flower-supernode":
         serve_node_figures(folder, os.getpid())
     set_pace(name, find_socket(folder, TASK_SOCKET))

@@ -16,6 +16,7 @@ from fedveca.deploy.fork_server import write_forwarder
 from fedveca.deploy.logs import LOG_LIMIT, LogLimit, add_log_options
 from fedveca.deploy.pace import DEFAULT_POLL, POLL, check_poll
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
+from fedveca.monitor.settings import read_monitor
 
 
 def prepare_node(
@@ -72,6 +73,7 @@ def _main() -> None:
     args, more = parser.parse_known_args()
     os.umask(0o077)
     try:
+        read_monitor(args.folder)  # rejects what is invalid, before anything starts
         command, environment = prepare_node(args.folder, args.superlink, args.client, args.clients, poll=args.poll)
         environment[LOG_LIMIT] = LogLimit(args.log_mb, args.log_files).check().encode()
         os.execve(command[0], [*command, *more], os.environ | environment)

@@ -68,6 +68,14 @@ def read_monitor(folder: Path) -> MonitorSettings:
     return MonitorSettings(**found).check()  # type: ignore[arg-type]
 
 
+def find_log_form(folder: Path) -> LogForm:
+    """The form of the log there; text where the file is invalid, which somebody else has said."""
+    try:
+        return read_monitor(folder).log
+    except ValueError:
+        return "text"
+
+
 def write_monitor(folder: Path, settings: MonitorSettings) -> None:
     """Writes the file, or removes it where nothing is watched."""
     if settings.check() == NOTHING_WATCHED:

@@ -12,6 +12,7 @@ import pytest
 from test_gateway import PATH, Bench
 
 from fedveca.deploy import gateway as module
+from fedveca.deploy import http_pieces
 from fedveca.deploy.gateway import PULL_BYTES
 from fedveca.deploy.long_poll import ASK_SECONDS, HOLD_SECONDS, WakingGrid, wake_nodes
 
@@ -130,7 +131,7 @@ def test_a_key_that_is_removed_ends_a_held_question_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("seldom")
 def test_a_wake_between_question_and_wait_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with holding(tmp_path, 600.0) as (bench, ask):
-        read = module.read_head
+        read = http_pieces.read_head
 
         async def read_late(*args: object) -> object:
             found = await read(*args)  # type: ignore[arg-type]

@@ -92,7 +92,14 @@ def test_a_round_is_logged_with_its_numbers(stream: io.StringIO) -> None:
     observer.start(Experiment(rounds=9), None)
     observer.round(RECORD)
     (line,) = lines(stream)
-    expected = {"round": 2, "rounds": 9, "answered": 1, "left_out": 1, "test_accuracy": 0.75, "test_loss": 0.5}
+    expected: dict[str, object] = {
+        "round": 2,
+        "rounds": 9,
+        "answered": 1,
+        "left_out": 1,
+        "test_accuracy": 0.75,
+        "test_loss": 0.5,
+    }
     expected |= {"train_loss": None, "seconds": 1.25, "bytes_up": 7}
     assert expected.items() <= line.items()
     assert str(line["message"]).startswith("round 2/9  accuracy 75.00 %")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedveca.cli import main
+from fedveca.deploy import supernode
 from fedveca.deploy.launch import Federation
 from fedveca.deploy.superlink import SuperLink
 from fedveca.deploy.templates import write_deployment
 from fedveca.errors import UserError
 from fedveca.monitor import settings as module
-from fedveca.monitor.settings import MonitorSettings, read_monitor, write_monitor
+from fedveca.monitor.settings import MonitorSettings, find_log_form, read_monitor, write_monitor
 from fedveca.runs.experiment import Experiment
 
 
@@ -28,6 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     chosen = MonitorSettings(9464, "0.0.0.0", "json")
     write_monitor(tmp_path, chosen)
     assert read_monitor(tmp_path) == chosen
+    assert find_log_form(tmp_path) == "json"
     write_monitor(tmp_path, MonitorSettings())
     assert read_monitor(tmp_path) == MonitorSettings()
 
@@ -51,11 +54,16 @@ def test_a_file_by_hand_needs_only_a_port(tmp_path: Path) -> None:
         ("{", "monitor.json"),
     ],
 )
-def test_what_is_invalid_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:
+def test_what_is_invalid_is_one_sentence(text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "monitor.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(why)) as caught:
         read_monitor(tmp_path)
     assert "\n" not in str(caught.value)
+    assert find_log_form(tmp_path) == "text"
+    words = ["--superlink", "127.0.0.1:1", "--client", "0", "--clients", "1"]
+    monkeypatch.setattr(sys, "argv", ["supernode", str(tmp_path), *words])
+    with pytest.raises(SystemExit, match=re.escape(f"fedveca: {caught.value}")):
+        supernode._main()
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

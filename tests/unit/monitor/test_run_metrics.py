@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -139,7 +140,7 @@ def test_the_file_has_the_figures_of_the_last_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["local", "debug"])
-def test_figures_of_a_real_run(engine: str, tmp_path: Path) -> None:
+def test_figures_of_a_real_run(engine: Literal["local", "debug"], tmp_path: Path) -> None:
     metrics = RunMetrics()
     done = run(
         Experiment(model="svm", clients=3, rounds=3, batch=8, engine=engine), tmp_path / "run", observers=[metrics]
