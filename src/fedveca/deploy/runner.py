@@ -22,7 +22,8 @@ from fedveca.deploy.processes import end_with_parent
 from fedveca.deploy.superlink import FLOWER_ENVIRONMENT, search_path
 from fedveca.errors import UserError, printable
 from fedveca.runs.experiment import name_folder
-from fedveca.runs.files import read_object, write_atomic
+from fedveca.runs.files import read_inside, read_object, write_atomic
+from fedveca.runs.folder import FILE_BYTES
 from fedveca.runs.lock import InUse, lock_folder
 
 CURRENT = "current.json"  # names the last run
@@ -46,7 +47,7 @@ class ExperimentRunner:
         given = _parse_settings(settings)
         self.named = next((name for name in ("resume", "out") if given.get(name)), "")
         self.out = Path(str(given[self.named])) if self.named else None
-        self.settings = [f"{key}={json.dumps(v)}" for key, v in given.items() if key not in ("out", "resume")]
+        self.settings = {key: value for key, value in given.items() if key not in ("out", "resume")}
 
     def run(self, once: bool = False) -> int:
         """Follows the experiment to its end.
@@ -96,8 +97,9 @@ class ExperimentRunner:
 
     def _submit(self, out: Path, resumed: bool) -> None:
         """One `flwr run`, whose log is this program's output, until it ends for whatever reason."""
-        words = [*self.settings, f"{'resume' if resumed else 'out'}={json.dumps(str(out))}"]
-        config = [word for setting in words for word in ("--run-config", setting)]
+        settings = (self._read_changes(out) if resumed else {}) | self.settings
+        settings["resume" if resumed else "out"] = str(out)
+        config = [word for key, value in settings.items() for word in ("--run-config", f"{key}={json.dumps(value)}")]
         command = [str(self.server / "bin" / "flwr"), "run", str(self.app), "fedveca", "--stream"]
         environment = FLOWER_ENVIRONMENT | {
             "FLWR_HOME": str(self.server / "flower"),
@@ -126,13 +128,22 @@ class ExperimentRunner:
             raise UserError(f"{self.server / CURRENT} does not name a run folder; remove it")
         return Path(out)
 
-    def _choose_folder(self) -> Path:
-        """What the app's settings name, else a new folder."""
+    def _read_config(self) -> dict[str, object]:
+        """The app's settings."""
         try:
             project = tomllib.loads((self.app / "pyproject.toml").read_text(encoding="utf-8"))
-            config = project["tool"]["flwr"]["app"]["config"]
+            return dict(project["tool"]["flwr"]["app"]["config"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.app} is not a Flower app: pyproject.toml cannot be read ({error})") from error
+
+    def _read_changes(self, out: Path) -> dict[str, object]:
+        """The settings of a run that are not the app's any more: its nodes need those that it was started with."""
+        config, run = self._read_config(), tomllib.loads(read_inside(out, "experiment.toml", FILE_BYTES).decode())
+        return {key: value for key, value in run.items() if key in config and config[key] != value}
+
+    def _choose_folder(self) -> Path:
+        """What the app's settings name, else a new folder."""
+        config = self._read_config()
         if config.get("out"):
             return self.server / str(config["out"])
         base = self.server / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{name_folder(str(config['method']))}-flower"

@@ -236,8 +236,15 @@ def test_what_was_not_finished_is_resumed_by_the_next_start(server: Path) -> Non
         assert follow(server, ["end"], once=once) == (0, [[f'resume="{out}"']])
         (out / "summary.json").unlink()
     assert follow(server, ["end"], 'out="runs/other"')[1] == [[f'out="{server / "runs/other"}"']]
+    (out / "experiment.toml").write_text('method = "fedavg"\nrounds = 7\nlr = 0.5\n')  # the app has changed since
+    (server.parent / "app" / "pyproject.toml").write_text(
+        '[tool.flwr.app.config]\nout = ""\nmethod = "fedveca"\nrounds = 9\nlr = 0.5\n'
+    )
+    assert follow(server, ["end"], f'resume="{out}"')[1] == [['method="fedavg"', "rounds=7", f'resume="{out}"']]
     (out / "summary.json").write_text("{}")  # more rounds of a run that is finished
-    assert follow(server, ["end"], f'resume="{out}"', "rounds=9")[1] == [["rounds=9", f'resume="{out}"']]
+    assert follow(server, ["end"], f'resume="{out}"', "rounds=9")[1] == [
+        ['method="fedavg"', "rounds=9", f'resume="{out}"']
+    ]
 
 
 def test_it_gives_up_where_nothing_moves(server: Path, capfd: pytest.CaptureFixture[str]) -> None:
