@@ -68,9 +68,9 @@ server crashes, start it again and resume the run: `server/run.sh -c 'resume="ru
 If you change `app/app.py` or the name of the model's code, pin the devices again
 (`fedveca deploy pin app node-0 node-1`) and copy each `pinned.json` to its device. Without `pinned.json` a device runs
 whatever the server sends. `server/tls/server.key` and every `node-I/key` are secrets. `server/keys/node-I.pub` lets
-device I in; if you delete that file, the device is locked out at once. With `secure=on` each node also has `peers.json`,
-the public keys of all devices: it sends its vectors only under masks that cancel in the sum of all. The certificates
-are valid for a year; `fedveca deploy init` makes new ones.
+device I in; if you delete that file, the device is locked out at once. With `secure=on` each node also has
+`peers.json`, the public keys of all devices: it sends its vectors only under masks that cancel in the sum of all. The
+certificates are valid for a year; `fedveca deploy init` makes new ones.
 
 To run the app in Flower's own simulation, without any device:
 
