@@ -162,7 +162,7 @@ class SecureFlowerCohort(FlowerCohort):
 
     def _poll_channels(self, awaited: set[int], enough: int) -> set[int]:
         """The clients among those awaited that did not answer; others are not waited for."""
-        got, until = 0, time.monotonic() + self.timeout
+        until = time.monotonic() + (self.timeout if enough else min(self.timeout, _PATIENCE_SECONDS))
         while True:
             for i, sent in list(self._questions.items()):
                 for reply in self.grid.pull_messages([sent.message]):
@@ -175,8 +175,8 @@ class SecureFlowerCohort(FlowerCohort):
                         continue
                     self._up += count_text(len(data))
                     self._silent.discard(i)
-                    got += 1
-                    if got == enough:
+                    enough -= 1
+                    if enough <= 0:
                         until = min(until, time.monotonic() + _PATIENCE_SECONDS)
             left = awaited & self._questions.keys()
             if not left or time.monotonic() > until:

@@ -38,7 +38,7 @@ def quantise(weight: Tensor, v: Tensor, fraction: int) -> Tensor:
     total = torch.zeros(v.shape[-1], dtype=torch.int64, device=v.device)
     scale = torch.ldexp(weight.double(), torch.tensor(fraction, device=weight.device))[:, None]
     rows = max(1, _BLOCK // max(1, v.shape[-1]))
-    for some, of in zip(v.split(rows), scale.split(rows), strict=True):
+    for some, of in zip(torch.split(v, rows), torch.split(scale, rows), strict=True):
         total += torch.round(some.double() * of).to(torch.int64).sum(0)
     return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class MaskedSum(FixedPointSum):
         )
         publics = dict(enumerate(map(find_public, masks)))
         lengths = {name: len(v) for name, v in first.items()}
-        total = expand(seeds[0], sum(lengths.values())) * 0
+        total = np.zeros(sum(lengths.values()), "<u8")
         for i, vectors in enumerate(self._vectors):
             masked = join_vectors({name: v.cpu().numpy() for name, v in vectors.items()})
             masked += expand(seeds[i], len(masked))
