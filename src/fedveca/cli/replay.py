@@ -10,7 +10,7 @@ from fedveca.cli.arguments import Command, add_output, parse_folder, print_resul
 from fedveca.errors import printable
 from fedveca.views.terminal.loading import show_loading
 
-ROWS_VARIABLE = "FEDVECA_ROWS_VARIABLE"  # as fedveca.deploy.node_process names it, which loads PyTorch
+ROWS_VARIABLE = "FEDVECA_NODE_DATA"  # as fedveca.deploy.node_process has it, which loads PyTorch
 
 
 def add(command: Command) -> None:
