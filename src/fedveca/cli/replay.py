@@ -10,7 +10,7 @@ from fedveca.cli.arguments import Command, add_output, parse_folder, print_resul
 from fedveca.errors import printable
 from fedveca.views.terminal.loading import show_loading
 
-NODE_DATA = "FEDVECA_NODE_DATA"  # as fedveca.deploy.node_process names it, which loads PyTorch
+ROWS_VARIABLE = "FEDVECA_NODE_DATA"  # as fedveca.deploy.node_process has it, which loads PyTorch
 
 
 def add(command: Command) -> None:
@@ -26,7 +26,7 @@ def add(command: Command) -> None:
         "--data",
         default="",
         metavar="NAME",
-        help=f"the rows that the nodes had, as {NODE_DATA} names them there (default: the experiment's data set)",
+        help=f"the rows that the nodes had, as {ROWS_VARIABLE} names them there (default: the experiment's data set)",
     )
     sub.add_argument(
         "--devices",
@@ -44,7 +44,7 @@ def _replay(args: argparse.Namespace) -> int:
     former = Run.open(args.run)
     devices = read_devices(args.devices) if args.devices else None
     if args.data:
-        os.environ[NODE_DATA] = args.data
+        os.environ[ROWS_VARIABLE] = args.data
     with show_loading(args.quiet or args.json):
         from fedveca.deploy.replay import replay
         from fedveca.views.terminal.console import make_console

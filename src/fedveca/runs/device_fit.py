@@ -32,12 +32,14 @@ from fedveca.runs.schema import Round, get_number, is_count, is_number
 
 DRAWS = 64  # of the devices' spreads, over which a predicted round is the mean
 _VARIES = 0.05  # of the largest value: what differs by less says nothing about what depends on it
+_PACKET = 1500  # bytes of one on most networks
+_SURE = 4.0  # standard errors by which bytes must take time, before a bandwidth is believed: it is used far beyond
 TIMED_OUT = "timed out"  # how the fault of a client begins for which a round waited in vain
 KeepRound = Callable[[int], bool]
 
 
-class Sample(NamedTuple):
-    """One client's answer in one round."""
+class ClientTime(NamedTuple):
+    """When one client answered in one round, and what it had to do."""
 
     client: int
     rows: int  # whose gradient was computed
@@ -63,9 +65,9 @@ class RoundTime(NamedTuple):
         return self.predicted / self.measured - 1 if self.measured > 0 else math.inf
 
 
-def collect_samples(run: Run, keep: KeepRound | None = None) -> list[Sample]:
+def collect_samples(run: Run, keep: KeepRound | None = None) -> list[ClientTime]:
     """The answers of a run in the rounds that `keep` wants, counted from 0; all without it."""
-    rule, samples = make_rule(run), list[Sample]()
+    rule, samples = make_rule(run), list[ClientTime]()
     for record in run.rounds:
         if keep is not None and not keep(record["round"]):
             continue
@@ -99,7 +101,7 @@ def _name(run: Run) -> str:
     return printable(str(run.folder), 400) if run.folder else "the run"
 
 
-def _read_samples(run: Run, record: Round, rule: WorkRule) -> list[Sample]:
+def _read_samples(run: Run, record: Round, rule: WorkRule) -> list[ClientTime]:
     ids = record["ids"]
     totals: Sequence[float | None] = record.get("client_seconds", [])
     if not ids or len(totals) != len(ids) or not all(0 <= i < len(rule.sizes) for i in ids):
@@ -114,10 +116,10 @@ def _read_samples(run: Run, record: Round, rule: WorkRule) -> list[Sample]:
     parts = (ids, rows.tolist(), loss_rows.tolist(), down, up, totals, work, wait, losses)
     if any(len(part) != len(ids) for part in parts):
         raise UserError(f"round {record['round'] + 1} of {_name(run)} has lists of different lengths")
-    return [Sample(*each) for each in zip(*parts, strict=True) if is_number(each[5]) and each[5] >= 0]
+    return [ClientTime(*each) for each in zip(*parts, strict=True) if is_number(each[5]) and each[5] >= 0]
 
 
-def fit_devices(samples: Iterable[Sample], clients: int) -> tuple[DeviceProfile, ...]:
+def fit_devices(samples: Iterable[ClientTime], clients: int) -> tuple[DeviceProfile, ...]:
     """A profile for each of N clients.
 
     Args:
@@ -140,14 +142,14 @@ def fit_devices(samples: Iterable[Sample], clients: int) -> tuple[DeviceProfile,
     return tuple(_fit_device(f"client-{i}", of[i]) for i in range(clients))
 
 
-def _group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    of: dict[int, list[Sample]] = {}
+def _group(samples: Iterable[ClientTime]) -> dict[int, list[ClientTime]]:
+    of: dict[int, list[ClientTime]] = {}
     for sample in samples:
         of.setdefault(sample.client, []).append(sample)
     return of
 
 
-def _fit_device(name: str, samples: Sequence[Sample]) -> DeviceProfile:
+def _fit_device(name: str, samples: Sequence[ClientTime]) -> DeviceProfile:
     down, up, total, plain, lossy = (
         np.array([getattr(s, field) for s in samples], dtype=np.float64)
         for field in ("down", "up", "total", "rows", "loss_rows")
@@ -165,7 +167,7 @@ def _fit_device(name: str, samples: Sequence[Sample]) -> DeviceProfile:
         network = total - np.array(known)
         noise = work - work.mean() - per_row * (rows - rows.mean())
     else:
-        columns = [column for column in (rows, moved) if _varies(column)]
+        columns = [rows] * _varies(rows) + [moved] * _differs(moved)
         found = _fit(total - extra, np.ones_like(total), *columns)
         per_row = found[1] if _varies(rows) else 0.0
         network = total - per_row * rows - extra
@@ -189,7 +191,7 @@ def _fit_device(name: str, samples: Sequence[Sample]) -> DeviceProfile:
     )
 
 
-def _fit_forward(samples: Sequence[Sample]) -> float | None:
+def _fit_forward(samples: Sequence[ClientTime]) -> float | None:
     """Seconds to compute the loss of a row, where clients have computed losses alone and said how long that took."""
     known = [(s.losses, s.loss_rows) for s in samples if s.losses is not None and s.loss_rows]
     rows = sum(count for _, count in known)
@@ -197,7 +199,7 @@ def _fit_forward(samples: Sequence[Sample]) -> float | None:
 
 
 def _fit_rates(
-    samples: Sequence[Sample], network: NDArray[np.float64], down: NDArray[np.float64], up: NDArray[np.float64]
+    samples: Sequence[ClientTime], network: NDArray[np.float64], down: NDArray[np.float64], up: NDArray[np.float64]
 ) -> tuple[float, float]:
     """Bytes per second down and up; inf where all messages were equally long, so that nothing can be known."""
     waits = [s.wait for s in samples if s.wait is not None]
@@ -209,10 +211,12 @@ def _fit_rates(
 
 
 def _fit_rate(seconds: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
-    if not _varies(moved):
+    if not _differs(moved):
         return math.inf
-    per_byte = _fit(seconds, moved, np.ones_like(moved))[0]
-    return 1 / per_byte if per_byte > 1e-15 else math.inf
+    per_byte, constant = _fit(seconds, moved, np.ones_like(moved))
+    noise = float(((seconds - constant - per_byte * moved) ** 2).sum()) / max(1, len(moved) - 2)
+    error = math.sqrt(noise / float(((moved - moved.mean()) ** 2).sum()))
+    return 1 / per_byte if per_byte > max(_SURE * error, 1e-15) else math.inf
 
 
 def _fit(y: NDArray[np.float64], *columns: NDArray[np.float64]) -> list[float]:
@@ -224,6 +228,11 @@ def _fit(y: NDArray[np.float64], *columns: NDArray[np.float64]) -> list[float]:
 
 def _varies(values: NDArray[np.float64]) -> bool:
     return float(values.max() - values.min()) > _VARIES * float(values.max())
+
+
+def _differs(moved: NDArray[np.float64]) -> bool:
+    """Whether messages differ by more than a packet: shorter ones take the same time."""
+    return len(moved) > 2 and float(moved.max() - moved.min()) > _PACKET
 
 
 def _deviate(values: NDArray[np.float64]) -> float:
@@ -285,7 +294,7 @@ def predict_own_rounds(run: Run) -> list[RoundTime]:
     clients, rule, measured = run.experiment.clients, make_rule(run), measure_rounds(run)
     if len(run.rounds) < 2:
         raise UserError(f"{_name(run)} has one round; a prediction needs another one to fit devices to")
-    halves = [_group(collect_samples(run, lambda k, odd=odd: k % 2 == odd)) for odd in (1, 0)]
+    halves = [_group(collect_samples(run, keep)) for keep in (lambda k: k % 2 == 1, lambda k: k % 2 == 0)]
     nobody = {i: DeviceProfile(f"client-{i}") for i in range(clients)}  # who has never answered needs no time
     fitted = []
     for of in (halves[1] | halves[0], halves[0] | halves[1]):

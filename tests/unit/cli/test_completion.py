@@ -27,7 +27,7 @@ def complete(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("r", ["report", "reproduce", "rm", "run", "runs"]),
+        ("r", ["replay", "report", "reproduce", "rm", "run", "runs"]),
         ("--v", ["--version"]),
         ("run --d", ["--device"]),
         ("run --device ", ["auto", "cpu", "cuda"]),

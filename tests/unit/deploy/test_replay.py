@@ -84,9 +84,9 @@ def test_a_replay_is_the_same_run(name: str, tmp_path: Path) -> None:
     if 1 in [*former.rounds[1]["ids"], *former.rounds[1]["left_out"]]:
         assert 1 in former.rounds[1]["left_out"]
     for which in ("kept", "last"):
-        ours, theirs = again.run.summary[which], former.summary[which]  # type: ignore[literal-required]
-        assert ours.keys() == theirs.keys()
-        assert ours["test_loss"] == pytest.approx(theirs["test_loss"], abs=1e-6)
+        results = [each.summary[which] for each in (again.run, former)]  # type: ignore[literal-required]
+        assert results[0].keys() == results[1].keys()
+        assert results[0]["test_loss"] == pytest.approx(results[1]["test_loss"], abs=1e-6)
     with pytest.raises(UserError, match="is a replay, which is not resumed"):
         resume(tmp_path / "again")
 

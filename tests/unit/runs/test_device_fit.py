@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveca.cli import main
@@ -19,7 +19,7 @@ from fedveca.cohorts.clock.profiles import DeviceProfile
 from fedveca.errors import UserError
 from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.device_fit import (
-    Sample,
+    ClientTime,
     TimePredictor,
     collect_samples,
     fit_devices,
@@ -89,8 +89,10 @@ def test_a_round_is_not_predicted_from_itself(runs: list[Run]) -> None:
     assert found[3].predicted > 10
 
 
-def sample(rows: int, down: int, up: int, wait: float, work: float, back: float, losses: float | None = None) -> Sample:
-    return Sample(0, rows, 0 if losses is None else 50, down, up, wait + work + back, work, wait, losses)
+def sample(
+    rows: int, down: int, up: int, wait: float, work: float, back: float, losses: float | None = None
+) -> ClientTime:
+    return ClientTime(0, rows, 0 if losses is None else 50, down, up, wait + work + back, work, wait, losses)
 
 
 def test_the_parts_that_nodes_report_tell_down_from_up() -> None:
@@ -115,6 +117,21 @@ def test_rows_come_from_the_work_whatever_the_network_does() -> None:
     assert found.network_spread == pytest.approx(np.std(list(waits.values()), ddof=1) / np.mean(list(waits.values())))
     (whole,) = fit_devices([s._replace(work=None) for s in samples], 1)
     assert whole.forward_ms + whole.backward_ms < 5.0
+
+
+def test_a_bandwidth_is_not_read_into_noise() -> None:
+    """A few bytes more and half a second more, in polling: 500 bytes per second would be absurd for a larger model."""
+    samples = [sample(100, 8, up, 0.1, 1.0, back) for up, back in ((272, 1.0), (272, 1.4), (544, 1.5), (544, 1.9))]
+    (found,) = fit_devices(samples, 1)
+    assert math.isinf(found.up_mbit)
+    samples = [sample(100, 8, up, 0.1, 1.0, back) for up, back in ((100, 1.0), (100, 1.4), (9000, 1.1), (9000, 1.5))]
+    (found,) = fit_devices(samples, 1)
+    assert math.isinf(found.up_mbit)
+    samples = [
+        sample(100, 8, up, 0.1, 1.0, back) for up, back in ((100, 1.0), (100, 1.1), (90_000, 9.0), (90_000, 9.1))
+    ]
+    (found,) = fit_devices(samples, 1)
+    assert found.up_mbit == pytest.approx(8 * (90_000 - 100) / 8.0 / 1e6)
 
 
 def test_the_spread_of_the_work() -> None:
@@ -145,13 +162,14 @@ def test_where_all_rounds_have_as_many_rows() -> None:
     assert (whole.forward_ms + whole.backward_ms, whole.latency_ms) == pytest.approx((0.0, 1500.0))
 
 
+@settings(max_examples=30)
 @given(
     per_row=st.floats(1e-6, 1.0),
     latency=st.floats(0.0, 10.0),
     rows=st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True),
 )
 def test_times_without_noise_are_predicted_exactly(per_row: float, latency: float, rows: list[int]) -> None:
-    samples = [Sample(0, r, 0, 8, 8, 2 * latency + per_row * r, per_row * r, latency, None) for r in rows]
+    samples = [ClientTime(0, r, 0, 8, 8, 2 * latency + per_row * r, per_row * r, latency, None) for r in rows]
     predictor = TimePredictor(fit_devices(samples, 1), 1)
     for r, s in zip(rows, samples, strict=True):
         if max(rows) - min(rows) > 0.05 * max(rows):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedveca.cohorts.clock.profiles import DeviceProfile
 from fedveca.errors import count_noun, printable
-from fedveca.runs.device_fit import RoundTime, Sample
+from fedveca.runs.device_fit import ClientTime, RoundTime
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.plan import SIMULATED, PastRun, Plan
 from fedveca.runs.schema import Json, Round
@@ -21,7 +21,7 @@ _MOST_ROUNDS = 40  # of a table; a longer run shows its first and last ones
 _MOST_CLIENTS = 40
 
 
-def make_device_table(profiles: Sequence[DeviceProfile], samples: Sequence[Sample]) -> Table:
+def make_device_table(profiles: Sequence[DeviceProfile], samples: Sequence[ClientTime]) -> Table:
     """One line per device."""
     table = Table(box=None, pad_edge=False)
     for heading in ("device", "answers", "ms per row", "latency", "down", "up", "spread"):
