@@ -52,7 +52,9 @@ class LinearLayers:
                 return None
             plain &= part.weight.requires_grad and part.bias.requires_grad
             sizes.append((part.in_features, part.out_features))
-        plain &= all(a[1] == b[0] for a, b in pairwise(sizes)) and not any(_is_hooked(part) for part in module.modules())
+        plain &= all(a[1] == b[0] for a, b in pairwise(sizes)) and not any(
+            _is_hooked(part) for part in module.modules()
+        )
         return LinearLayers(sizes) if plain and len(set(module.parameters())) == 2 * len(sizes) else None
 
     def gives_same(self, rows: int) -> bool | None:
@@ -83,7 +85,9 @@ class LinearLayers:
         parts = list[list[Tensor]]()  # [n] of each parameter, from the last one to the first
         for layer, weight, h in zip(reversed(self.layers), reversed(weights), reversed(taken), strict=True):
             parts.append([mine.sum(0) for mine in d.unbind()])
-            parts.append([torch.mm(*both).view(-1) for both in zip(d.transpose(1, 2).unbind(), h.unbind(), strict=True)])
+            parts.append(
+                [torch.mm(*both).view(-1) for both in zip(d.transpose(1, 2).unbind(), h.unbind(), strict=True)]
+            )
             if layer is not self.layers[0]:
                 back = _make_room(n, B, layer.inputs)
                 for mine, of, out in zip(d.unbind(), weight.unbind(), back.unbind(), strict=True):
@@ -110,5 +114,3 @@ def _is_hooked(module: nn.Module) -> bool:
 def _has_hooks() -> bool:
     found = vars(nn.modules.module)
     return any(found[name] for name in found if name.startswith("_global_") and name.endswith("_hooks"))
-
-
