@@ -30,7 +30,7 @@ from fedveca.runs.overrides import (
     check_seeds_and_methods,
     name_of,
 )
-from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
+from fedveca.runs.pool import NO_OBJECTS, RunPlan, RunPool, complete_runs
 from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.names import CUSTOM
@@ -96,27 +96,28 @@ class Chain(NamedTuple):
     def __call__(
         self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
     ) -> list[Run]:
-        runs: list[Run] = []
-        budget: RunBudget | None = None
-        for method, folder in zip(self.methods, self.folders, strict=True):
-            mine: CustomObjects = {**custom}
-            if isinstance(method, str):
-                e = set_method(self.experiment.replace(**self.settings.get(method, {})), method)
-            else:
-                e, mine["method"] = replace(self.experiment, method_options=""), method
-            e = apply_budget(e, method, budget)
-            done = complete_run(e, folder, self.device, stop, observers, mine)
-            if not runs and sets_budget(e, method, self.fair):
-                budget = make_budget(done, self.fair)
-                total = f"{budget.total:.15g} {COST_NAMES[budget.kind]}"
-                if done.diverged:
-                    _log.warning("%s seed %d diverged; its rivals get %s in all", method, e.seed, total)
-                elif done.ended:
-                    ending = f"ended after {len(done.rounds)} of {e.rounds} rounds"
-                    rivals = f"its rivals get {total} in all, its pace times {e.rounds}"
-                    _log.info("%s seed %d %s; %s", method, e.seed, ending, rivals)
-            runs.append(done)
-        return runs
+        first, *rivals = zip(self.methods, self.folders, strict=True)
+        plan = self._plan(*first)
+        e = plan.experiment
+        if not sets_budget(e, first[0], self.fair):
+            return complete_runs([plan, *(self._plan(*rival) for rival in rivals)], stop, observers, custom)
+        done = complete_runs([plan], stop, observers, custom)
+        budget = make_budget(done[0], self.fair)
+        total = f"{budget.total:.15g} {COST_NAMES[budget.kind]}"
+        if done[0].diverged:
+            _log.warning("%s seed %d diverged; its rivals get %s in all", first[0], e.seed, total)
+        elif done[0].ended:
+            ending = f"ended after {len(done[0].rounds)} of {e.rounds} rounds"
+            paced = f"its rivals get {total} in all, its pace times {e.rounds}"
+            _log.info("%s seed %d %s; %s", first[0], e.seed, ending, paced)
+        return done + complete_runs([self._plan(*rival, budget) for rival in rivals], stop, observers, custom)
+
+    def _plan(self, method: Method, folder: Path, budget: RunBudget | None = None) -> RunPlan:
+        if isinstance(method, str):
+            e = set_method(self.experiment.replace(**self.settings.get(method, {})), method)
+            return RunPlan(apply_budget(e, method, budget), folder, self.device)
+        e = replace(self.experiment, method_options="")
+        return RunPlan(apply_budget(e, method, budget), folder, self.device, method)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""Many runs, one after another in this process or side by side in others: each is finished, resumed or begun."""
+"""Many runs, one after another or side by side, in this process or in others: each is finished, resumed or begun."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from fedveca.algorithms import Algorithm
 from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import LineTail
@@ -27,8 +29,10 @@ from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_sig
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.overrides import CustomObjects, name_objects
+from fedveca.runs.population import MOST_MEMBERS, is_shared, run_population
 from fedveca.runs.resources import discard_unbegun
-from fedveca.runs.run import log_of_results, resume, run
+from fedveca.runs.run import log_of_results, resolve_device, resume, run
+from fedveca.runs.schema import Round
 from fedveca.runs.validate_records import parse_object, validate_round
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.names import CUSTOM
@@ -87,9 +91,7 @@ class RunPool:
 
     def share_data(self, e: Experiment, folders: Sequence[Path]) -> None:
         """Reads data that do not depend on the seed once, before anything is written, unless all runs are finished."""
-        if "data" not in self.custom and not all((folder / "summary.json").exists() for folder in folders):
-            own = e.data == "synthetic" or e.data.startswith(CUSTOM)
-            self.custom = {**self.custom, "data": None if own else load(e.data, e.data_dir)}
+        self.custom = share_data(e, folders, self.custom)
 
     def run(self, jobs: Sequence[RunJob]) -> Iterator[list[Run]]:
         """The runs of each job, in the order of the jobs."""
@@ -138,6 +140,96 @@ def complete_run(
         return resume(folder, device=device, observers=observers, data_dir=e.data_dir, stop=stop, **custom)
     with discard_unbegun(folder):
         return run(e, folder, device=device, observers=observers, stop=stop, **custom)
+
+
+def share_data(e: Experiment, folders: Sequence[Path], custom: CustomObjects) -> CustomObjects:
+    """The objects of runs with their data, which do not depend on the seed; without, where all runs are finished."""
+    if "data" in custom or all((folder / "summary.json").exists() for folder in folders):
+        return custom
+    own = e.data == "synthetic" or e.data.startswith(CUSTOM)
+    return {**custom, "data": None if own else load(e.data, e.data_dir)}
+
+
+class RunPlan(NamedTuple):
+    """A run to be completed: its settings, its folder, and its method where that is an object."""
+
+    experiment: Experiment
+    folder: Path
+    device: str
+    method: Algorithm | None = None
+
+
+def complete_runs(
+    plans: Sequence[RunPlan],
+    stop: StopRequest,
+    observers: tuple[Observer, ...] = (),
+    custom: CustomObjects = NO_OBJECTS,
+) -> list[Run]:
+    """The finished runs of these plans, which do not depend on each other: side by side where that is quicker."""
+    watching = [observer for observer in observers if isinstance(observer, ComparisonObserver)]
+
+    def complete(plan: RunPlan, observers: tuple[Observer, ...], stop: StopRequest) -> Run:
+        mine: CustomObjects = custom if plan.method is None else {**custom, "method": plan.method}
+        return complete_run(plan.experiment, plan.folder, plan.device, stop, observers, mine)
+
+    together = len(plans) > 1 and len(watching) == len(observers) and custom.keys() <= {"data"}
+    if not together or not all(is_shared(plan.experiment, resolve_device(plan.device)) for plan in plans):
+        return [complete(plan, observers, stop) for plan in plans]
+    custom = share_data(plans[0].experiment, [plan.folder for plan in plans], custom)
+    done: list[Run] = []
+    with _quiet_results(bool(watching)):
+        for at in range(0, len(plans), MOST_MEMBERS):
+            some = plans[at : at + MOST_MEMBERS]
+            relays = [tuple(MemberObserver(observer) for observer in watching) for _ in some]
+            calls = [partial(complete, plan, relay) for plan, relay in zip(some, relays, strict=True)]
+            done += run_population(calls, stop)
+    return done
+
+
+def group_plans(plans: Sequence[RunPlan], workers: int) -> list[tuple[RunPlan, ...]]:
+    """Plans that are quicker side by side in one group, but a group for each worker; each other plan alone."""
+    seeds: dict[int, list[RunPlan]] = {}
+    for plan in plans:
+        seeds.setdefault(plan.experiment.seed, []).append(plan)
+    if not all(is_shared(plan.experiment, resolve_device(plan.device)) for plan in plans):
+        return [(plan,) for plan in plans]
+    parts = -(-workers // max(1, len(seeds)))
+    sizes = {seed: -(-len(mine) // parts) for seed, mine in seeds.items()}
+    return [
+        tuple(mine[at : at + sizes[seed]]) for seed, mine in seeds.items() for at in range(0, len(mine), sizes[seed])
+    ]
+
+
+class MemberObserver(ComparisonObserver):
+    """Passes on what one of several runs does to an observer that sees many at a time."""
+
+    def __init__(self, observer: ComparisonObserver) -> None:
+        self.observer = observer
+        self._folder = Path()
+
+    def start(self, experiment: Experiment, folder: Path | None) -> None:
+        self._folder = folder or Path()
+        self.observer.begin_in_worker(experiment, self._folder)
+
+    def round(self, record: Round) -> None:
+        self.observer.see_round_in_worker(self._folder, record)
+
+    def end(self, run: Run) -> None:
+        self.observer.end(run)
+
+    def count_done(self, run: Run) -> None:
+        self.observer.count_done(run)
+
+
+@contextlib.contextmanager
+def _quiet_results(quiet: bool) -> Iterator[None]:
+    """Inside the context, what summaries say is not logged: the observers of several runs at a time show it."""
+    before = log_of_results.disabled
+    log_of_results.disabled = before or quiet
+    try:
+        yield
+    finally:
+        log_of_results.disabled = before
 
 
 def find_finished(folder: Path, experiment: Experiment, custom: CustomObjects = NO_OBJECTS) -> Run | None:

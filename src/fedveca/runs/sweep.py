@@ -30,7 +30,7 @@ from fedveca.runs.overrides import (
     check_folder,
     check_seeds_and_methods,
 )
-from fedveca.runs.pool import NO_OBJECTS, RunPool, complete_run
+from fedveca.runs.pool import NO_OBJECTS, RunPlan, RunPool, complete_runs, group_plans
 from fedveca.runs.schema import Direction, get_number, pick_best
 from fedveca.runs.search import (
     Search,
@@ -73,22 +73,20 @@ class Sweep(NamedTuple):
     folder: Path
 
 
-class TrialRun(NamedTuple):
-    """One run that tunes."""
+class TrialRuns(NamedTuple):
+    """Runs that tune: one, or some of one seed that are quicker side by side."""
 
-    experiment: Experiment
-    folder: Path
-    device: str
+    plans: tuple[RunPlan, ...]
 
     @property
     def folders(self) -> list[Path]:
-        """Its folder."""
-        return [self.folder]
+        """Their folders."""
+        return [plan.folder for plan in self.plans]
 
     def __call__(
         self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
     ) -> list[Run]:
-        return [complete_run(self.experiment, self.folder, self.device, stop, observers, custom)]
+        return complete_runs(self.plans, stop, observers, custom)
 
 
 def sweep(
@@ -281,18 +279,19 @@ class _Plan:
                 for seed in seeds
                 if (method, _name_settings(settings), seed) not in found
             }
-            pool.share_data(self.experiment, [job.folder for job in jobs.values()])
-            for key, (done,) in zip(jobs, pool.run(list(jobs.values())), strict=True):
-                found[key] = done
+            pool.share_data(self.experiment, [plan.folder for plan in jobs.values()])
+            groups = group_plans(list(jobs.values()), pool.workers)
+            runs = {run.folder: run for some in pool.run(list(map(TrialRuns, groups))) for run in some}
+            found |= {key: runs[plan.folder] for key, plan in jobs.items()}
             for entry in group:
                 self._record(entry, asked.get(entry["method"], []), searches[entry["method"]], found)
             self.write("tuning")
 
-    def _make_job(self, method: str, settings: TrialSettings, seed: int) -> TrialRun:
+    def _make_job(self, method: str, settings: TrialSettings, seed: int) -> RunPlan:
         e = set_method(self.experiment.replace(**settings, seed=seed), method)
         e = apply_budget(e, method, self.budgets.get(seed))
         home = self.out / TUNING / name_folder(method)
-        return TrialRun(e, home / f"{_name_settings(settings)}-seed{seed}", self.device)
+        return RunPlan(e, home / f"{_name_settings(settings)}-seed{seed}", self.device)
 
     def _record(
         self,

@@ -28,8 +28,8 @@ from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
+from fedveca.cohorts.local.meeting import ProbeRequest, probe, share_client_rows
 from fedveca.cohorts.local.probe import ProbePasses
-from fedveca.cohorts.local.rows import make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
@@ -121,7 +121,7 @@ class LocalCohort:
         self.local_statistics, self.transfer = local_statistics, transfer
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
-        self.rows = make_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
+        self.rows = share_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
         self.start = shares.start  # [N + 1] first row of each client
         check_loss(algorithm, problem, y)
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
@@ -397,8 +397,7 @@ class LocalCohort:
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
             F, g = self.passes.together(w, running, chunk, counts)
         else:
-            each = [None] * len(w) if running is None else list(running)
-            jobs = zip(w, each, starts, sizes, counts, strict=True)
-            alone = [self.passes.alone([(w, now)], *rows, want_gradient)[0] for w, now, *rows in jobs]
+            rows = list(zip(starts, sizes, counts, strict=True))
+            alone = probe(ProbeRequest(self.passes, w, running, rows, want_gradient), self.pool)
             F, g = torch.stack([a[0] for a in alone]), torch.stack([a[1] for a in alone])
         return F, g if want_gradient else unknown.expand_as(w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,15 @@ from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
 
-ProbedModel = tuple[Tensor, Tensor | None]  # w [P] and its running statistics [S]
+BlockValues = tuple[float, list[tuple[Tensor, Tensor | None]]]  # its share of the rows; F and grad F of each model
+
+
+class ProbedModel(NamedTuple):
+    """A model that a client evaluates."""
+
+    problem: Problem
+    w: Tensor  # [P]
+    running: Tensor | None  # [S]
 
 
 class ProbePasses:
@@ -54,30 +63,22 @@ class ProbePasses:
 
         Rows are prepared once for all models, and each model's numbers are what they are without the others.
         """
-        found = [(torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w) for w, _ in models]
-        for share, values in self._find_blocks(models, start, size, count, want_gradient):
+        found = [(torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w) for _, w, _ in models]
+        in_pieces = self.device.type == "cpu" and count == size and not want_gradient
+        find = self._find_by_pieces if in_pieces and _is_svm(models) else self._find_by_blocks
+        for share, values in find(models, start, size, count, want_gradient):
             found = [
                 (F + share * F_block, g if g_block is None else g + share * g_block)
                 for (F, g), (F_block, g_block) in zip(found, values, strict=True)
             ]
         return found
 
-    def _find_blocks(
+    def _find_by_blocks(
         self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool
-    ) -> Iterator[tuple[float, list[tuple[Tensor, Tensor | None]]]]:
-        """Of each block, its share of the rows, and F and grad F of each model on it."""
-        problem = self.problem
-        if isinstance(problem, SquaredSvm) and self.device.type == "cpu" and count == size and not want_gradient:
-            for at in range(start, start + size, self.block):
-                y = self.rows.y[at : min(at + self.block, start + size)]
-                pieces = self.rows.pieces(at, at + len(y))
-                scores = zip(*([x.flatten(1) @ w for w, _ in models] for x in pieces), strict=True)
-                both = zip(models, scores, strict=True)
-                yield len(y) / count, [(problem.close_loss(w, torch.cat(parts), y), None) for (w, _), parts in both]
-            return
+    ) -> Iterator[BlockValues]:
         for x, y in self.rows.blocks(start, size, count, self.block):
             values: list[tuple[Tensor, Tensor | None]] = []
-            for w, running in models:
+            for problem, w, running in models:
                 if want_gradient:
                     now = None if running is None else running[None]
                     F, g = problem.gradients(w[None], x[None], y[None], statistics=now)
@@ -85,3 +86,22 @@ class ProbePasses:
                 else:
                     values.append((problem.losses(w, x, y, running)[0], None))
             yield len(y) / count, values
+
+    def _find_by_pieces(
+        self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool
+    ) -> Iterator[BlockValues]:
+        """The same of the SVM: a block's scores are found piece by piece, while the rows are in the cache."""
+        for at in range(start, start + size, self.block):
+            y = self.rows.y[at : min(at + self.block, start + size)]
+            scores = zip(
+                *([x.flatten(1) @ w for _, w, _ in models] for x in self.rows.pieces(at, at + len(y))), strict=True
+            )
+            values: list[tuple[Tensor, Tensor | None]] = []
+            for (problem, w, _), parts in zip(models, scores, strict=True):
+                assert isinstance(problem, SquaredSvm)
+                values.append((problem.close_loss(w, torch.cat(parts), y), None))
+            yield len(y) / count, values
+
+
+def _is_svm(models: Sequence[ProbedModel]) -> bool:
+    return all(isinstance(model.problem, SquaredSvm) for model in models)

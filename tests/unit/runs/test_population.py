@@ -1,0 +1,335 @@
+"""Runs side by side in one process: each has the bytes that it has alone, however it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from same_runs import same
+
+from fedveca import Experiment, compare, run
+from fedveca.algorithms.registry import load_method, methods
+from fedveca.cohorts.local import meeting
+from fedveca.cohorts.local.meeting import Probed, ProbeRequest
+from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.errors import UserError
+from fedveca.runs import pool, population
+from fedveca.runs.folder import Run
+from fedveca.runs.interrupt import FolderUnwritable, Stopped
+from fedveca.runs.lock import lock_folder
+from fedveca.runs.observers import ComparisonObserver, Observer
+from fedveca.runs.pool import RunPlan, complete_runs, group_plans
+from fedveca.runs.population import MOST_MEMBERS, is_shared
+from fedveca.runs.schema import Round
+from fedveca.runs.sweep import sweep
+
+E = Experiment(model="svm", rounds=4, batch=8, clients=5, partition="dirichlet", lr=0.05, tau_0=3, probe=0)
+NAMES = tuple(name for name in methods() if not load_method(name).algorithm.needs_timing)
+KEPT = ("checkpoint.safetensors", "checkpoint.former.safetensors")
+SETTINGS = {
+    "participation": {"participation": 0.5},
+    "faults": {"faults": "drop:0.3,scale:0.3:-2", "aggregate": "clip"},
+    "rollback": {"keep": "rollback"},
+    "validation": {"val": 0.2, "test_by": "both", "finetune_steps": 1, "clients": 2},
+    "guard": {"guard": "on", "lr": 0.5},
+    "recipe": {"momentum": 0.9, "server_optimizer": "adam", "lr_schedule": "cosine"},
+    "privacy": {"dp_noise": 0.5, "dp_seed": 3},
+    "devices": {"devices": "phones", "rounds": 3},
+}
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture(autouse=True)
+def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many runs each pass over the rows answered; small probes meet too."""
+    found: list[int] = []
+    real = meeting.answer
+
+    def count(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+        found.append(len(requests))
+        return real(requests, threads)
+
+    monkeypatch.setattr(meeting, "_LARGE", 1)
+    monkeypatch.setattr(population, "answer", count)
+    threads = threading.active_count()
+    yield found
+    gc.collect()  # the threads of pools that nobody holds end
+    assert threading.active_count() <= threads + 2 * torch.get_num_threads()
+
+
+def choose(name: str) -> Experiment:
+    model = "logistic" if load_method(name).algorithm.has_loss else "svm"
+    return replace(E, method=name, model=model)
+
+
+def plans(experiments: Sequence[Experiment], out: Path) -> list[RunPlan]:
+    return [RunPlan(e, out / f"{n}-{e.method}", "cpu") for n, e in enumerate(experiments)]
+
+
+def alike(together: Path, alone: Path, resumed: bool = False) -> None:
+    """The same bytes; where a run was resumed, its checkpoints were at other rounds, and its memory is placed anew."""
+    same(together, alone)
+    for name in (name for name in KEPT[: 1 if resumed else 2] if (alone / name).exists()):
+        a, b = load_file(together / name), load_file(alone / name)
+        if resumed:
+            a, b = ({key: v for key, v in named.items() if not key.startswith("memory.")} for named in (a, b))
+        assert a.keys() == b.keys()
+        assert all(v.numpy().tobytes() == b[key].numpy().tobytes() for key, v in a.items())
+
+
+@pytest.fixture(scope="module")
+def everyone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One population after another, with every method once."""
+    out = tmp_path_factory.mktemp("together")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "_LARGE", 1)
+        for model in ("svm", "logistic"):
+            mine = [choose(name) for name in NAMES if choose(name).model == model]
+            complete_runs([RunPlan(e, out / e.method, "cpu") for e in mine], never)
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_has_the_bytes_that_it_has_alone(name: str, everyone: Path, tmp_path: Path) -> None:
+    run(choose(name), tmp_path / "alone", device="cpu")
+    alike(everyone / name, tmp_path / "alone")
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_settings(settings: dict[str, object], tmp_path: Path, meets: list[int]) -> None:
+    mine = plans([E.replace(method=name, **settings) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
+    complete_runs(mine, never)
+    assert max(meets) == 3
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name)
+
+
+def test_runs_of_different_lengths_rates_and_seeds(tmp_path: Path, meets: list[int]) -> None:
+    several = [replace(E, method="fedavg", **more) for more in ({"rounds": 2}, {"lr": 0.2}, {"seed": 1}, {"lr": 1e4})]
+    several[3] = replace(several[3], rounds=30)  # it diverges, and the others do not notice
+    mine = plans(several, tmp_path / "all")
+    done = complete_runs(mine, never)
+    assert [run.diverged for run in done] == [False, False, False, True]
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name)
+
+
+def test_rows_are_held_once_and_no_longer_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    real = meeting.share_client_rows
+
+    def count(*args: object) -> object:
+        rows = real(*args)  # type: ignore[arg-type]
+        held.append(id(rows))
+        return rows
+
+    monkeypatch.setattr("fedveca.cohorts.local.cohort.share_client_rows", count)
+    complete_runs(plans([replace(E, method=name) for name in ("fedavg", "fedprox")], tmp_path), never)
+    assert len(held) == 2
+    assert len(set(held)) == 1
+    complete_runs(plans([replace(E, method="fedavg", seed=seed) for seed in (0, 1)], tmp_path / "seeds"), never)
+    assert len(set(held[2:])) == 2  # another seed has other clients
+    gc.collect()
+    assert not any(entry[-1]() for entry in meeting._known)
+
+
+def test_stopped_and_resumed(tmp_path: Path) -> None:
+    mine = plans([replace(E, method=name, checkpoint_every=3) for name in ("fedavg", "scaffold")], tmp_path / "all")
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 5  # twice before the runs, once after each of three rounds
+
+    with pytest.raises(Stopped):
+        complete_runs(mine, stop)
+    assert 0 < len(Run.open(mine[0].folder).rounds) < E.rounds
+    assert all((plan.folder / "stopped.json").exists() for plan in mine)
+    complete_runs(mine, never)
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name, resumed=True)
+
+
+def test_a_run_that_cannot_begin_ends_it_as_one_after_another(tmp_path: Path) -> None:
+    bad = replace(E, method="scaffnew", participation=0.5)
+    mine = plans([replace(E, method="fedavg"), bad, replace(E, method="fednova")], tmp_path)
+    with pytest.raises(UserError, match="participation"):
+        complete_runs(mine, never)
+    assert Run.open(mine[0].folder).summary
+    assert not mine[2].folder.exists()
+
+
+def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
+    real = population.answer
+
+    def lose(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+        lines = mine[1].folder / "rounds.jsonl"
+        if lines.exists() and lines.read_text().count("\n") == 1:
+            shutil.rmtree(mine[1].folder)
+        return real(requests, threads)
+
+    monkeypatch.setattr(population, "answer", lose)
+    with pytest.raises(FolderUnwritable, match="is gone"):
+        complete_runs(mine, never)
+    monkeypatch.setattr(population, "answer", real)
+    assert len(Run.open(mine[0].folder).rounds) == E.rounds
+    assert 0 < len(Run.open(mine[2].folder).rounds) < E.rounds
+    complete_runs(mine, never)
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name, resumed=True)
+
+
+def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox")], tmp_path)
+
+    def interrupt(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(population, "answer", interrupt)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        complete_runs(mine, never)
+    assert threading.active_count() <= before
+    for plan in mine:
+        with lock_folder(plan.folder):
+            pass
+
+
+KILLED = """
+import sys
+from fedveca import Experiment, compare
+from fedveca.cohorts.local import meeting
+meeting._LARGE = 1
+compare(Experiment({settings}), 1, sys.argv[1], methods=("fedavg", "scaffold", "fedprox"), device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(tmp_path: Path, meets: list[int]) -> None:
+    e, names = replace(E, rounds=60, participation=0.8, faults="drop:0.2"), ("fedavg", "scaffold", "fedprox")
+    words = {
+        key: getattr(e, key) for key in ("model", "rounds", "batch", "clients", "partition", "lr", "tau_0", "probe")
+    }
+    words |= {"participation": e.participation, "faults": e.faults}
+    code = KILLED.format(settings=", ".join(f"{key}={value!r}" for key, value in words.items()))
+    out = tmp_path / "all"
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
+    lines, limit = out / "fedprox-seed0" / "rounds.jsonl", time.monotonic() + 240
+    while not lines.exists() or lines.read_text().count("\n") < 5:
+        assert time.monotonic() < limit
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not any((out / f"{name}-seed0" / "summary.json").exists() for name in names)  # all three were under way
+    compare(e, 1, out, methods=names, device="cpu")
+    assert max(meets) == 3
+    for name in names:
+        run(replace(e, method=name), tmp_path / name, device="cpu")
+        alike(out / f"{name}-seed0", tmp_path / name, resumed=True)
+
+
+class Watcher(ComparisonObserver):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.ends: list[str] = []
+        self.done: list[str] = []
+
+    def see_round_in_worker(self, folder: Path, record: Round) -> None:
+        self.seen.append((folder.name, record["round"]))
+
+    def end(self, run: Run) -> None:
+        self.ends.append(run.experiment.method)
+
+    def count_done(self, run: Run) -> None:
+        self.done.append(run.experiment.method)
+
+
+def test_a_comparison_is_a_population_and_its_observers_see_every_run(tmp_path: Path, meets: list[int]) -> None:
+    watcher, names = Watcher(), ("fedveca", "fedavg", "fedprox")
+    compare(E, 1, tmp_path, methods=names, device="cpu", observers=[watcher])
+    assert max(meets) == 2  # the rivals; the first one sets their budget
+    rivals = [(name, k) for name, k in watcher.seen if not name.startswith("fedveca")]
+    assert rivals == [(f"{name}-seed0", k) for k in range(E.rounds) for name in ("fedavg", "fedprox")]
+    assert watcher.ends == list(names)
+    compare(E, 1, tmp_path, methods=names, device="cpu", observers=[watcher])
+    assert watcher.done == list(names)
+
+
+def test_an_observer_that_sees_one_run_at_a_time_gets_them_so(tmp_path: Path, meets: list[int]) -> None:
+    class Names(Observer):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def start(self, experiment: Experiment, folder: Path | None) -> None:
+            self.seen.append(f"{experiment.method} begins")
+
+        def end(self, run: Run) -> None:
+            self.seen.append(f"{run.experiment.method} ends")
+
+    names = Names()
+    compare(E, 1, tmp_path, methods=("fedavg", "fedprox"), device="cpu", observers=[names])
+    assert names.seen == ["fedavg begins", "fedavg ends", "fedprox begins", "fedprox ends"]
+    assert not meets
+
+
+def test_a_sweep_tunes_in_populations(tmp_path: Path, meets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"methods": ("fedavg", "fedprox"), "tuning_seeds": 1, "device": "cpu"}
+    sweep(replace(E, rounds=2), {"lr": [0.01, 0.1]}, 1, tmp_path / "together", **arguments)  # type: ignore[arg-type]
+    assert max(meets) == 4
+    monkeypatch.setattr(pool, "is_shared", lambda e, device: False)
+    sweep(replace(E, rounds=2), {"lr": [0.01, 0.1]}, 1, tmp_path / "alone", **arguments)  # type: ignore[arg-type]
+    runs = sorted(path.parent.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("summary.json"))
+    assert len(runs) == 6
+    for name in runs:
+        alike(tmp_path / "together" / name, tmp_path / "alone" / name)
+    assert (tmp_path / "together/sweep.json").read_bytes() == (tmp_path / "alone/sweep.json").read_bytes()
+
+
+def test_every_worker_gets_a_group() -> None:
+    mine = plans([replace(E, method="fedavg", seed=seed, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2, 0.3)], Path())
+    assert [len(group) for group in group_plans(mine, 1)] == [3, 3]
+    assert [len(group) for group in group_plans(mine, 4)] == [2, 1, 2, 1]
+    assert [plan for group in group_plans(mine, 4) for plan in group] == mine
+    assert len(group_plans([plan._replace(experiment=replace(E, probe="auto")) for plan in mine], 2)) == 6
+    assert group_plans([], 2) == []
+
+
+def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[int]) -> None:
+    small = replace(E, method="fedavg", rounds=1, clients=2, partition="iid", test_every=5)
+    done = complete_runs(plans([replace(small, lr=0.001 * (n + 1)) for n in range(MOST_MEMBERS + 2)], tmp_path), never)
+    assert [run.experiment.lr for run in done] == [0.001 * (n + 1) for n in range(MOST_MEMBERS + 2)]
+    assert set(meets) >= {MOST_MEMBERS, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "device"),
+    [({"engine": "debug"}, "cpu"), ({"probe": "auto"}, "cpu"), ({"model": "mlp"}, "cpu"), ({}, "cuda")],
+)
+def test_where_it_does_not_pay_runs_are_one_after_another(change: dict[str, object], device: str) -> None:
+    assert is_shared(E, "cpu")
+    assert not is_shared(E.replace(**change), device)
+    assert not is_shared(replace(E, track="tensorboard"), "cpu")
