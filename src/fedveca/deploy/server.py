@@ -106,27 +106,34 @@ def join_without_data(grid: Grid, e: Experiment, say: Callable[[str], None] = pr
 def _connect(
     grid: Grid, e: Experiment, task: NodeTask | Callable[[NodeForm], NodeTask], say: Callable[[str], None]
 ) -> FlowerCohort:
+    from fedveca.cohorts.flower.buffered import BufferedFlowerCohort
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.runs.build import cohort_options, make_method
+    from fedveca.runs.clock import find_buffer
     from fedveca.runs.task_data import check_held
 
     check_deployable(e)
-    options = cohort_options(e)
-    cohort = FlowerCohort(
+    options, method = cohort_options(e), make_method(e)
+    size, at_once = find_buffer(e, method, e.clients) if e.schedule == "buffered" else (0, 0)
+    kind = BufferedFlowerCohort if e.schedule == "buffered" else FlowerCohort
+    cohort = kind(
         grid,
-        make_method(e),
+        method,
         e.clients,
         task,
         want_loss=options["want_loss"],
         want_loss_after=options["want_loss_after"],
         transfer=options["transfer"],
         timeout=e.round_timeout,
+        deadline=e.deadline or math.inf,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
         equal_weights=options["equal_weights"],
         say=say,
         nodes=_read_nodes(),
     )
+    if isinstance(cohort, BufferedFlowerCohort):
+        cohort.set_buffer(size=size, at_once=at_once, staleness=e.staleness, seed=e.seed)
     check_held(e, cohort.held["val"], cohort.held["test"])
     return cohort
 
@@ -196,6 +203,12 @@ def check_deployable(e: Experiment) -> None:
             raise UserError(f"{name}={getattr(e, name)} is for simulations; real nodes do not support it yet")
     if e.min_clients > e.clients:
         raise UserError(f"min_clients={e.min_clients} is more than clients={e.clients}")
+    if e.devices:
+        raise UserError(f"devices={printable(e.devices)} is for simulations; the nodes of a deployment have their own")
+    if e.deadline > e.round_timeout:
+        raise UserError(f"deadline={e.deadline} is more than round_timeout={e.round_timeout}, after which no one waits")
+    if e.buffer and e.min_clients > e.buffer:
+        raise UserError(f"min_clients={e.min_clients} is more than buffer={e.buffer}, the answers of a round")
 
 
 def load_test_data(e: Experiment) -> Dataset:

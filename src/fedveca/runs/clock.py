@@ -41,11 +41,7 @@ def time_cohort(
         options.get("transfer", PLAIN),
     )
     if e.schedule == "buffered":
-        _check_method(e, algorithm)
-        at_once = clients_per_round(clients, e.participation)
-        size = e.buffer or max(1, at_once // 2)
-        if size > at_once:
-            raise UserError(f"buffer={size} is more than the {count_noun(at_once, 'client')} at work; take fewer")
+        size, at_once = find_buffer(e, algorithm, clients)
         return BufferedCohort(cohort, fleet, rule, size=size, at_once=at_once, staleness=e.staleness)
     return TimedCohort(
         cohort,
@@ -58,7 +54,8 @@ def time_cohort(
     )
 
 
-def _check_method(e: Experiment, algorithm: Algorithm) -> None:
+def find_buffer(e: Experiment, algorithm: Algorithm, clients: int) -> tuple[int, int]:
+    """Of schedule=buffered: the answers of a round and the clients at work; UserError where the method forbids it."""
     for fails, why in (
         (algorithm.needs_everyone, "converges to another point where clients are absent"),
         (algorithm.needs_whole_step, "cannot bear a shorter step of the server, as old answers make it"),
@@ -66,6 +63,11 @@ def _check_method(e: Experiment, algorithm: Algorithm) -> None:
     ):
         if fails:
             raise UserError(f"schedule=buffered cannot go with method={e.method}, which {why}")
+    at_once = clients_per_round(clients, e.participation)
+    size = e.buffer or max(1, at_once // 2)
+    if size > at_once:
+        raise UserError(f"buffer={size} is more than the {count_noun(at_once, 'client')} at work; take fewer")
+    return size, at_once
 
 
 def warn_untimed(e: Experiment, algorithm: Algorithm) -> None:

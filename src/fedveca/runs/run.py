@@ -300,7 +300,7 @@ def _run_rounds(
         }
         if all("rows" in record for record in records):
             summary["rows"] = sum(record["rows"] for record in records)
-        if e.devices and records:
+        if records and "clock" in records[-1]:
             summary |= sum_time(records)
         if built.account:
             summary["epsilon"] = built.account.spent_in_all(keeper.round)
