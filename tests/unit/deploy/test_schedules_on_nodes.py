@@ -83,7 +83,7 @@ class SlowGrid(Grid):
             self.free[client] = max(self.free.get(client, 0.0), CLOCK.monotonic()) + delay
             self.ready[name] = self.free[client]
             if "tau" in order:
-                self.orders.append((client, int(order["round"])))  # type: ignore[call-overload]
+                self.orders.append((client, int(order["round"])))  # type: ignore[arg-type]
         return ids
 
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
@@ -196,6 +196,7 @@ def test_fedbuff_transcribed(exponent: float, tmp_path: Path) -> None:
     assert float((built.problem.named(models[-1])["w"] - deployed.model["w"]).abs().max()) < 1e-5
     for record in deployed.rounds:
         for i, seconds in zip(record["ids"], record["client_seconds"], strict=True):
+            assert seconds is not None
             assert seconds >= {0: 0.02, 1: 0.03, 2: 0.12}[i]
 
 

@@ -5,7 +5,6 @@ The nodes are in this process: their messages are Flower's own, written to bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,11 @@ WIRES = ["float16", "bfloat16", "int8", "topk"]
 
 
 @pytest.fixture(autouse=True)
-def _flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
-    return
 
 
 def deploy(
