@@ -4,7 +4,7 @@
     python -m studies.wire --out docs/results/wire.json --table
 
 The tasks are in tasks.toml: their presets as they are, with every method's own settings, for so many rounds. No setting
-is chosen here, so there are no seeds on which a choice was made. What is in --out already is not repeated. `--table`
+is chosen here; the target accuracies were, on seed 701. What is in --out already is not repeated. `--table`
 prints the tables of docs/wire.md.
 """
 
@@ -34,7 +34,7 @@ FORMS: dict[str, dict[str, str | float]] = {
     "topk 10 %": {"wire": "topk", "wire_share": 0.1},
     "topk 1 %": {"wire": "topk", "wire_share": 0.01},
 }
-TARGETS = {"digits": 0.90, "svm": 0.85}  # test accuracy, for the bytes until it is reached
+TARGETS = {"digits": 0.85, "svm": 0.85}  # test accuracy, for the bytes until it is reached
 
 
 class Outcome(TypedDict):

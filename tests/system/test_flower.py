@@ -66,6 +66,18 @@ def train(message, context):
 """
 
 
+SLOWED = """
+import time
+
+
+@client.train()
+def train(message, context):
+    if context.node_config["partition-id"] == 2:
+        time.sleep(5)
+    return answer(message, context)
+"""
+
+
 class Bench:
     """The shared federation, and runs over it."""
 
@@ -193,6 +205,28 @@ def test_half_the_bytes(bench: Bench) -> None:
     same(done.folder, expected.model, 1e-3)
     with pytest.raises(AssertionError):
         same(done.folder, expected.model, 1e-6)  # it is bfloat16 indeed
+
+
+def test_the_largest_numbers_alone(bench: Bench) -> None:
+    """wire=topk with what clients have not sent in the nodes' folders: the simulator's model and bytes."""
+    e = replace(E, method="scaffold", rounds=2, wire="topk", keep="last")
+    done, expected = bench.run(e, "topk"), run(e, device="cpu")
+    assert [line["bytes_up"] for line in done.rounds] == [line["bytes_up"] for line in expected.rounds]
+    same(done.folder, expected.model, 1e-6)
+
+
+def test_buffered_rounds_do_not_wait_for_a_slow_node(bench: Bench) -> None:
+    """One node takes five seconds more per order: rounds go on without it, and its answer counts for an old model."""
+    e = replace(E, method="scaffold", rounds=6, schedule="buffered", buffer=2, keep="last")
+    done = bench.run(e, "buffered", SLOWED)
+    assert all(len(line["ids"]) == 2 for line in done.rounds)
+    assert done.rounds[0]["ids"] == [0, 1]
+    ages = [age for line in done.rounds for i, age in zip(line["ids"], line["staleness"], strict=True) if i == 2]
+    assert ages
+    assert min(ages) >= 1
+    took = [s for line in done.rounds for i, s in zip(line["ids"], line["client_seconds"], strict=True) if i == 2]
+    assert min(took) >= 5
+    assert done.summary["clock"] == done.rounds[-1]["clock"]
 
 
 def test_malformed_answers_are_left_out_and_named(bench: Bench) -> None:

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Order
 from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
-from fedveca.cohorts.transfer import PLAIN, RESIDUAL, Transfer
+from fedveca.cohorts.transfer import PLAIN, RESIDUAL, VectorTransfer
 from fedveca.errors import UserError
 
 MEMORY_BYTES = 2**30  # bytes in RAM
 
 
-def make_new_memory(algorithm: Algorithm, order: Order, local_statistics: bool, transfer: Transfer = PLAIN) -> Named:
+def make_new_memory(
+    algorithm: Algorithm, order: Order, local_statistics: bool, transfer: VectorTransfer = PLAIN
+) -> Named:
     """What a client that was never seen remembers.
 
     That is the method's part, running statistics that stay with clients, and what was not sent of their vectors.

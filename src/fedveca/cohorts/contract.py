@@ -11,7 +11,7 @@ from fedveca.algorithms.contract import Fault, Named, Order, Report
 from fedveca.cohorts.aggregate import AggregationRule
 from fedveca.cohorts.client_memory import PersistentMemory
 from fedveca.cohorts.holdout import Holdout
-from fedveca.cohorts.transfer import Transfer
+from fedveca.cohorts.transfer import VectorTransfer
 
 # (round, ids [n], vectors [n, P] each, numbers [n] each) -> vectors and numbers as the clients send them
 Send = Callable[[int, Tensor, Named, Named], tuple[Named, Named]]
@@ -72,4 +72,4 @@ class CohortOptions(TypedDict):
     memory_bytes: NotRequired[int]
     local_statistics: NotRequired[bool]
     held: NotRequired[Holdout | None]
-    transfer: NotRequired[Transfer]
+    transfer: NotRequired[VectorTransfer]

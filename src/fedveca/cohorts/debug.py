@@ -29,7 +29,7 @@ from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
-from fedveca.cohorts.transfer import PLAIN, Transfer
+from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
@@ -66,7 +66,7 @@ class DebugCohort:
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
         held: Holdout | None = None,
-        transfer: Transfer = PLAIN,
+        transfer: VectorTransfer = PLAIN,
     ) -> None:
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after

@@ -31,7 +31,7 @@ RESIDUAL = "residual/"  # how the names begin under which clients remember what 
 _PURPOSE = 75  # of the draws, next to the vector's name
 
 
-class Transfer:
+class VectorTransfer:
     """The form of vectors on their way."""
 
     def __init__(self, wire: str = "float32", share: float = 0.1, seed: int = 0) -> None:
@@ -131,4 +131,4 @@ class Transfer:
         return v.to(torch.float16 if self.down == "float16" else torch.bfloat16).to(v.dtype)
 
 
-PLAIN = Transfer()
+PLAIN = VectorTransfer()

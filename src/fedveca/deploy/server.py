@@ -163,23 +163,29 @@ def _connect(
     say: Callable[[str], None],
     known: Mapping[int, NodeRows] | None = None,
 ) -> FlowerCohort:
+    from fedveca.cohorts.flower.buffered import BufferedFlowerCohort
     from fedveca.cohorts.flower.cohort import FlowerCohort
     from fedveca.cohorts.flower.secure_cohort import SecureFlowerCohort
     from fedveca.runs.build import cohort_options, make_method
+    from fedveca.runs.clock import find_buffer
     from fedveca.runs.task_data import check_held
 
     check_deployable(e)
-    options = cohort_options(e)
-    kind = partial(SecureFlowerCohort, secure_threshold=e.secure_threshold) if e.secure == "on" else FlowerCohort
+    options, method = cohort_options(e), make_method(e)
+    size, at_once = find_buffer(e, method, e.clients) if e.schedule == "buffered" else (0, 0)
+    kind: Callable[..., FlowerCohort] = BufferedFlowerCohort if e.schedule == "buffered" else FlowerCohort
+    if e.secure == "on":
+        kind = partial(SecureFlowerCohort, secure_threshold=e.secure_threshold)
     cohort = kind(
         grid,
-        make_method(e),
+        method,
         e.clients,
         task,
         want_loss=options["want_loss"],
         want_loss_after=options["want_loss_after"],
         transfer=options["transfer"],
         timeout=e.round_timeout,
+        deadline=e.deadline or math.inf,
         min_clients=e.min_clients,
         aggregate=options["aggregate"],
         equal_weights=options["equal_weights"],
@@ -187,6 +193,8 @@ def _connect(
         nodes=_read_nodes(),
         known=known,
     )
+    if isinstance(cohort, BufferedFlowerCohort):
+        cohort.set_buffer(size=size, at_once=at_once, staleness=e.staleness, seed=e.seed)
     check_held(e, cohort.held["val"], cohort.held["test"])
     return cohort
 
@@ -262,6 +270,12 @@ def check_deployable(e: Experiment) -> None:
         find_quorum(e, e.clients)
     if e.min_clients > e.clients:
         raise UserError(f"min_clients={e.min_clients} is more than clients={e.clients}")
+    if e.devices:
+        raise UserError(f"devices={printable(e.devices)} is for simulations; the nodes of a deployment have their own")
+    if e.deadline > e.round_timeout:
+        raise UserError(f"deadline={e.deadline} is more than round_timeout={e.round_timeout}, after which no one waits")
+    if e.buffer and e.min_clients > e.buffer:
+        raise UserError(f"min_clients={e.min_clients} is more than buffer={e.buffer}, the answers of a round")
 
 
 def load_test_data(e: Experiment) -> Dataset:

@@ -21,9 +21,10 @@ from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.cohort import LocalCohort
 from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
-from fedveca.cohorts.transfer import PLAIN, Transfer
+from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 from fedveca.errors import UserError, printable, show_value
 from fedveca.runs.clock import time_cohort, warn_untimed
+from fedveca.runs.clock_settings import check_simulated
 from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
 from fedveca.runs.federate import StepRule
 from fedveca.runs.guard import is_guarded
@@ -108,6 +109,7 @@ def build(
     given = {"data": data, "model": model, "loss": loss, "metric": metric, "partition": partition}
     e = name_objects(experiment, **given, method=method, augment=augment)
     if cohort is None:
+        check_simulated(e)
         if data is None:
             check_rows(e)
         data, owned = load_data(e, data, partition, pool=not holds_back(e))
@@ -267,7 +269,7 @@ def cohort_options(e: Experiment) -> CohortOptions:
         "local_statistics": e.norm_stats == "local",
         "aggregate": aggregation_rule(e.aggregate, e.aggregate_clip, e.aggregate_trim),
         "equal_weights": e.weights == "uniform" or e.dp_noise > 0,
-        "transfer": PLAIN if is_pooled(e.method) else Transfer(e.wire, e.wire_share, e.seed),
+        "transfer": PLAIN if is_pooled(e.method) else VectorTransfer(e.wire, e.wire_share, e.seed),
     }
 
 

@@ -19,7 +19,7 @@ from fedveca.algorithms.control import TAU_MIN
 from fedveca.algorithms.hyper import LARGEST
 from fedveca.algorithms.registry import concerns, is_adaptive
 from fedveca.cohorts.client_memory import NodeLedger, PersistentMemory, make_new_memory
-from fedveca.cohorts.clock.buffer import BufferedCohort
+from fedveca.cohorts.clock.answer_buffer import AnswerBuffer
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import Built, cohort_options
 from fedveca.runs.clock_settings import read_devices
@@ -70,7 +70,7 @@ class Checkpointer:
         named["numbers"] = torch.tensor(numbers, dtype=torch.float64)
         named |= keeper.guard.save() if keeper.guard else {}
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
-        if isinstance(self.cohort, BufferedCohort):
+        if isinstance(self.cohort, AnswerBuffer):
             named |= {f"{_SCHEDULE}{name}": v for name, v in self.cohort.save().items()}
         return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
 
@@ -197,7 +197,7 @@ def _bound_bytes(built: Built) -> int:
     """Bytes of this run's largest checkpoint: state, kept and best model, three numbers per client, and its header."""
     parts: list[Tensor] = [*built.state._asdict().values(), *2 * [built.state.w], *3 * [built.statistics]]
     size = sum(v.numel() * v.element_size() for v in parts)
-    if isinstance(built.cohort, BufferedCohort):  # an order per client at work, and its five numbers
+    if isinstance(built.cohort, AnswerBuffer):  # an order per client at work, and its five numbers
         order = built.algorithm.order(built.state)
         each = sum(v.numel() * v.element_size() for v in (order.w, *order.aux.values(), built.statistics))
         size += (each + 2**10) * (built.cohort.at_once + 1)
@@ -236,7 +236,7 @@ def _restore(named: Named, built: Built, device: str) -> Keeper:
     done, kept_round, kept_loss, lowest = named["numbers"].tolist()
     if not (0 <= kept_round <= done < 2**31 and done == int(done) and kept_round == int(kept_round)):
         raise Unfit(f"does not fit this run: round {done}, kept {kept_round}")
-    if isinstance(cohort, BufferedCohort):
+    if isinstance(cohort, AnswerBuffer):
         stored = {name.removeprefix(_SCHEDULE): v for name, v in schedule.items()}
         if not cohort.load(stored, int(done), _first_order(built)):
             raise Unfit("does not fit this run: the clients at work")

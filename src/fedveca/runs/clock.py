@@ -36,11 +36,7 @@ def time_cohort(
     fleet = Fleet(profiles, clients, e.seed, f"devices={printable(e.devices)}")
     rule = make_work_rule(e, algorithm, cohort.sizes, options)
     if e.schedule == "buffered":
-        _check_method(e, algorithm)
-        at_once = clients_per_round(clients, e.participation)
-        size = e.buffer or max(1, at_once // 2)
-        if size > at_once:
-            raise UserError(f"buffer={size} is more than the {count_noun(at_once, 'client')} at work; take fewer")
+        size, at_once = find_buffer(e, algorithm, clients)
         return BufferedCohort(cohort, fleet, rule, size=size, at_once=at_once, staleness=e.staleness)
     return TimedCohort(
         cohort,
@@ -67,7 +63,8 @@ def make_work_rule(e: Experiment, algorithm: Algorithm, sizes: Tensor, options: 
     )
 
 
-def _check_method(e: Experiment, algorithm: Algorithm) -> None:
+def find_buffer(e: Experiment, algorithm: Algorithm, clients: int) -> tuple[int, int]:
+    """Of schedule=buffered: the answers of a round and the clients at work; UserError where the method forbids it."""
     for fails, why in (
         (algorithm.needs_everyone, "converges to another point where clients are absent"),
         (algorithm.needs_whole_step, "cannot bear a shorter step of the server, as old answers make it"),
@@ -75,6 +72,11 @@ def _check_method(e: Experiment, algorithm: Algorithm) -> None:
     ):
         if fails:
             raise UserError(f"schedule=buffered cannot go with method={e.method}, which {why}")
+    at_once = clients_per_round(clients, e.participation)
+    size = e.buffer or max(1, at_once // 2)
+    if size > at_once:
+        raise UserError(f"buffer={size} is more than the {count_noun(at_once, 'client')} at work; take fewer")
+    return size, at_once
 
 
 def warn_untimed(e: Experiment, algorithm: Algorithm) -> None:

@@ -57,13 +57,7 @@ def check_clock(e: ClockSettings) -> None:
     if e.devices and e.devices not in POPULATIONS and not e.devices.endswith(FILE_ENDINGS):
         known, hint = ", ".join(POPULATIONS), suggest(e.devices, POPULATIONS)
         raise UserError(f"devices={printable(e.devices)} is not known{hint}; it is {known}, or a .toml or .csv file")
-    for name, value, off in (
-        ("schedule", e.schedule, "sync"),
-        ("deadline", e.deadline, 0.0),
-        ("late", e.late, "drop"),
-        ("over_selection", e.over_selection, 0.0),
-        ("buffer", e.buffer, 0),
-    ):
+    for name, value, off in (("late", e.late, "drop"), ("over_selection", e.over_selection, 0.0)):
         if value != off and not e.devices:
             raise UserError(f"{name}={value} needs simulated devices, such as devices=uniform")
     if e.budget.startswith("clock") and not e.devices:
@@ -83,6 +77,14 @@ def check_clock(e: ClockSettings) -> None:
     if e.over_selection and e.dp_noise:
         raise UserError(
             f"over_selection={e.over_selection} cannot go with dp_noise: epsilon is counted for clients that are drawn"
+        )
+
+
+def check_simulated(e: ClockSettings) -> None:
+    """UserError where a simulation is to end its rounds by time, and nothing in it takes time."""
+    if e.schedule != "sync" and not e.devices:
+        raise UserError(
+            f"schedule={e.schedule} needs simulated devices, such as devices=uniform, or the nodes of a deployment"
         )
 
 

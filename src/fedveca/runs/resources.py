@@ -12,7 +12,7 @@ from typing import Any
 
 from fedveca.algorithms import Algorithm
 from fedveca.cohorts.client_memory import make_new_memory
-from fedveca.cohorts.transfer import Transfer
+from fedveca.cohorts.transfer import VectorTransfer
 from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.lock import InUse, lock_folder
@@ -56,7 +56,7 @@ def check_memory(e: Experiment, algorithm: Algorithm, state: Any, statistics: in
     """ValueError where what the clients keep between rounds is to be held in RAM and cannot fit there."""
     if e.memory_mb * 2**20 <= capacity():
         return
-    order, transfer = algorithm.order(state), Transfer(e.wire, e.wire_share)
+    order, transfer = algorithm.order(state), VectorTransfer(e.wire, e.wire_share)
     clients, memory = len(state.tau), make_new_memory(algorithm, order, False, transfer)
     each = sum(v.shape[-1] for v in memory.values()) + (statistics if e.norm_stats == "local" else 0)
     size = min(4 * clients * each, e.memory_mb * 2**20)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.client_store import RowsError
-from fedveca.cohorts.clock.buffer import BufferedCohort
+from fedveca.cohorts.clock.answer_buffer import AnswerBuffer
 from fedveca.cohorts.contract import Cohort
 from fedveca.errors import UserError, show_value
 from fedveca.plugins import load_plugin
@@ -253,7 +253,7 @@ def _run_rounds(
         recent=growth.recent,
         steps=built.steps,
         count_rows=count_rows_of(e, built.algorithm),
-        arrivals=built.cohort.find_arrivals if isinstance(built.cohort, BufferedCohort) else None,
+        arrivals=built.cohort.find_arrivals if isinstance(built.cohort, AnswerBuffer) else None,
         clock=(get_number(records[-1], "clock") or 0.0) if records else 0.0,
     )
     observers = (*load_plugin("trackers")(e.track), *observers) if e.track else observers

@@ -219,8 +219,10 @@ class SettingList:
         "simulated devices of the clients, on which a round takes its time",
         forms=(*POPULATIONS, *(f"FILE{ending}" for ending in FILE_ENDINGS)),
     )
-    schedule: RoundSchedule = _clock("sync", "when a round on simulated devices ends", of=ROUND_SCHEDULE_TEXTS)
-    deadline: float = _clock(0.0, "schedule=deadline: simulated seconds of a round at the most", low=0)
+    schedule: RoundSchedule = _clock(
+        "sync", "when a round ends, on simulated devices or on nodes", of=ROUND_SCHEDULE_TEXTS
+    )
+    deadline: float = _clock(0.0, "schedule=deadline: seconds of a round at the most, simulated or real", low=0)
     late: LatePolicy = _clock.rare(
         "drop", "schedule=deadline: leave late clients out, or cut their steps to what fits", of=get_args(LatePolicy)
     )

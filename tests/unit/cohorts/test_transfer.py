@@ -19,7 +19,7 @@ from fedveca.algorithms.contract import STATISTICS, Report
 from fedveca.cohorts.encodings import INDEX, SCALE, Int8Encoding, TopKEncoding
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.random import draw_fractions
-from fedveca.cohorts.transfer import RESIDUAL, Transfer
+from fedveca.cohorts.transfer import RESIDUAL, VectorTransfer
 from fedveca.errors import UserError
 from fedveca.runs.build import build
 from fedveca.runs.federate import federate
@@ -39,7 +39,7 @@ def never(count: int) -> Tensor:
 def test_int8_is_right_in_the_mean() -> None:
     """The mean of 4,000 draws is within five standard errors of the vector, in every coordinate."""
     v, times = vectors(1, 300).expand(4_000, -1), 4_000
-    got = Transfer("int8").send(0, torch.arange(times), {"G": v}, {})[0]["G"]
+    got = VectorTransfer("int8").send(0, torch.arange(times), {"G": v}, {})[0]["G"]
     scale = v[0].abs().view(-1)[:256].max() / 127, v[0].abs()[256:].max() / 127
     step = torch.where(torch.arange(300) < 256, *scale)
     assert float((got - v).abs().max() / step.max()) <= 1 + 1e-5
@@ -73,7 +73,7 @@ def test_draws_are_of_the_seed_the_round_the_client_and_the_name() -> None:
     v = vectors(2, 200, 3)[:1].expand(2, -1)
 
     def send(seed: int = 0, k: int = 0, name: str = "G", ids: tuple[int, int] = (0, 1)) -> Tensor:
-        return Transfer("int8", seed=seed).send(k, torch.tensor(ids), {name: v}, {})[0][name]
+        return VectorTransfer("int8", seed=seed).send(k, torch.tensor(ids), {name: v}, {})[0][name]
 
     base = send()
     assert torch.equal(base, send())
@@ -104,7 +104,7 @@ def test_top_k_by_hand() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.floats(0.01, 1.0), st.integers(1, 6), st.integers(0, 999))
 def test_what_was_sent_and_what_is_remembered_is_all_there_was(size: int, share: float, rounds: int, seed: int) -> None:
-    transfer, memory = Transfer("topk", share), {RESIDUAL + "G": torch.zeros(2, size)}
+    transfer, memory = VectorTransfer("topk", share), {RESIDUAL + "G": torch.zeros(2, size)}
     given_, sent = torch.zeros(2, size).double(), torch.zeros(2, size).double()
     for k in range(rounds):
         v = vectors(2, size, seed + k)
@@ -117,7 +117,7 @@ def test_what_was_sent_and_what_is_remembered_is_all_there_was(size: int, share:
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_floats_are_what_nodes_send(wire: str) -> None:
     v = vectors()
-    got = Transfer(wire).send(0, IDS, {"G": v}, {})[0]["G"]
+    got = VectorTransfer(wire).send(0, IDS, {"G": v}, {})[0]["G"]
     assert torch.equal(got, torch.from_numpy(widen(narrow(v.numpy(), wire), wire)))
 
 
@@ -126,7 +126,7 @@ def test_floats_are_what_nodes_send(wire: str) -> None:
 def test_a_vector_that_is_not_finite_does_not_arrive_as_one_that_is(wire: str, bad: float) -> None:
     v = vectors(2)
     v[0, 5] = bad
-    got = Transfer(wire).send(0, IDS[:2], {"G": v}, {RESIDUAL + "G": torch.zeros(2, 600)})[0]["G"]
+    got = VectorTransfer(wire).send(0, IDS[:2], {"G": v}, {RESIDUAL + "G": torch.zeros(2, 600)})[0]["G"]
     assert torch.isfinite(got.norm(dim=1)).tolist() == [False, True]
 
 
@@ -134,18 +134,18 @@ def test_bytes_by_hand() -> None:
     lengths = {"G": 600, STATISTICS: 7}
     wanted = {"float32": 2428, "float16": 1214, "bfloat16": 1214, "int8": 600 + 3 * 4 + 28, "topk": 60 * (4 + 2) + 28}
     for wire, count in wanted.items():
-        transfer = Transfer(wire)
+        transfer = VectorTransfer(wire)
         assert transfer.count_bytes(lengths) == count
         report = transfer.label(Report({name: torch.zeros(n) for name, n in lengths.items()}, {}, 1.0))
         assert report.payload in (count, None)
         assert report.width == (2 if "16" in wire else 4)
-    assert Transfer("topk", 0.01).count_bytes({"G": 2**16 + 1}) == 655 * (4 + 4)
+    assert VectorTransfer("topk", 0.01).count_bytes({"G": 2**16 + 1}) == 655 * (4 + 4)
 
 
 @pytest.mark.parametrize("wire", ["int8", "topk"])
 def test_running_statistics_travel_as_they_are(wire: str) -> None:
     v = vectors(1, 9)
-    assert torch.equal(Transfer(wire).send(0, IDS[:1], {STATISTICS: v}, {})[0][STATISTICS], v)
+    assert torch.equal(VectorTransfer(wire).send(0, IDS[:1], {STATISTICS: v}, {})[0][STATISTICS], v)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedveca", "feddyn"])
@@ -163,7 +163,7 @@ def test_the_mean_is_of_what_arrives(wire: Any) -> None:
     """One round of FedAvg, transcribed: the model as it comes down, each client's vector as it comes up."""
     e = replace(E, method="fedavg", wire=wire, rounds=1)
     built, plain = build(e), build(replace(e, wire="float32")).cohort
-    transfer = Transfer(wire, e.wire_share, e.seed)
+    transfer = VectorTransfer(wire, e.wire_share, e.seed)
     order, p = transfer.receive(built.algorithm.order(built.state)), built.cohort.sizes / built.cohort.sizes.sum()
     w = built.state.w
     for i in range(3):

@@ -23,7 +23,7 @@ from fedveca.algorithms.contract import Order
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.answers import NodeTask
 from fedveca.cohorts.flower.wire import narrow, widen
-from fedveca.cohorts.transfer import Transfer
+from fedveca.cohorts.transfer import VectorTransfer
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
 from fedveca.deploy.server import load_test_data, make_cohort
@@ -167,7 +167,7 @@ def test_a_node_cannot_make_a_variance_negative(name: str, by: float, valid: boo
 def test_a_variance_that_is_rounded_on_the_wire_is_valid(wire: Any) -> None:
     """A node whose variance fell to 0 sends its rounded change; twice the rounding below 0 is a forgery."""
     cohort = module.FlowerCohort.__new__(module.FlowerCohort)
-    cohort.transfer, cohort.task = Transfer(wire), NodeTask({}, variances=torch.tensor([False, True]))
+    cohort.transfer, cohort.task = VectorTransfer(wire), NodeTask({}, variances=torch.tensor([False, True]))
 
     def check(before: Tensor, change: Tensor) -> None:
         cohort._check_variances(Order(torch.empty(0), {"statistics": before}), {"statistics": change})

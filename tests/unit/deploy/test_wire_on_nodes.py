@@ -5,7 +5,6 @@ The nodes are in this process: their messages are Flower's own, written to bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from fedveca.algorithms.contract import STATISTICS
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.messages import InvalidAnswer
 from fedveca.cohorts.flower.payload import read_vectors
-from fedveca.cohorts.transfer import Transfer
+from fedveca.cohorts.transfer import VectorTransfer
 from fedveca.deploy.node_process import make_node_cohort
 from fedveca.deploy.server import make_cohort
 from fedveca.runs.experiment import Experiment
@@ -41,12 +40,11 @@ WIRES = ["float16", "bfloat16", "int8", "topk"]
 
 
 @pytest.fixture(autouse=True)
-def _flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
-    return
 
 
 def deploy(
@@ -178,7 +176,7 @@ ARRAYS = st.sampled_from(["i1", "u1", "<i2", "<u2", "<u4", "<i8", "<f2", "<f4", 
 @given(st.sampled_from(["int8", "topk"]), ARRAYS, ARRAYS, st.integers(0, 70), st.integers(0, 9), st.binary(max_size=64))
 def test_any_arrays_are_a_vector_or_rejected(wire: str, a: str, b: str, n: int, m: int, noise: bytes) -> None:
     """Whatever types, lengths and bytes: an InvalidAnswer of one line, or a finite vector of the right length."""
-    transfer = Transfer(wire)
+    transfer = VectorTransfer(wire)
     end = "/scale" if wire == "int8" else "/index"
 
     def fill(dtype: str, length: int) -> Array:
@@ -201,7 +199,7 @@ def test_any_arrays_are_a_vector_or_rejected(wire: str, a: str, b: str, n: int, 
 
 @pytest.mark.parametrize("wire", ["int8", "topk"])
 def test_what_is_packed_is_what_arrives(wire: str) -> None:
-    transfer = Transfer(wire, 0.2)
+    transfer = VectorTransfer(wire, 0.2)
     v = {"G": torch.randn(1, 700), STATISTICS: torch.randn(1, 5)}
     arrived, _ = transfer.send(3, torch.tensor([1]), v, {"residual/G": torch.zeros(1, 700)})
     packed = transfer.pack({name: value[0] for name, value in v.items()})

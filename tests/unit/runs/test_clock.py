@@ -173,8 +173,8 @@ def test_resume_needs_the_same_devices(devices: str, tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"devices": "phone"}, "devices=phone is not known (did you mean phones?); it is five-raspberry-pis, phones"),
-        ({"deadline": 2.0}, "deadline=2.0 needs simulated devices, such as devices=uniform"),
-        ({"schedule": "deadline"}, "schedule=deadline needs simulated devices"),
+        ({"deadline": 2.0}, "deadline=2.0 needs schedule=deadline"),
+        ({"schedule": "deadline"}, "schedule=deadline needs a deadline in seconds, such as"),
         ({"schedule": "soon"}, "schedule=soon is not known; allowed: sync | deadline"),
         ({"devices": "uniform", "schedule": "deadline"}, "schedule=deadline needs a deadline in seconds, such as"),
         ({"devices": "uniform", "deadline": 3.0}, "deadline=3.0 needs schedule=deadline"),
@@ -187,6 +187,15 @@ def test_mistakes_in_settings(settings: dict[str, object], said: str) -> None:
     with pytest.raises(UserError) as caught:
         Experiment(**settings)  # type: ignore[arg-type]
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{"schedule": "deadline", "deadline": 2.0}, {"schedule": "buffered", "keep": "last"}])
+def test_a_simulation_needs_devices_for_a_schedule(more: dict[str, object]) -> None:
+    """The settings by themselves are those of a deployment, whose nodes take real time."""
+    with pytest.raises(
+        UserError, match=f"schedule={more['schedule']} needs simulated devices, such as devices=uniform"
+    ):
+        run(**more)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Order, Rep
 from fedveca.cohorts.answer_form import find_answer
 from fedveca.cohorts.client_memory import PersistentMemory
 from fedveca.cohorts.clock.fleet import Fleet, Work
-from fedveca.cohorts.clock.profiles import LatePolicy
+from fedveca.cohorts.clock.profiles import LATE_ANSWER, LatePolicy
 from fedveca.cohorts.clock.schedule import close_round
 from fedveca.cohorts.contract import ClientScores, Cohort, HeldPart
-from fedveca.cohorts.transfer import PLAIN, Transfer
+from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 
-UNAVAILABLE, LATE_ANSWER = "unavailable", "late"  # what the record says of a client that does not count
+UNAVAILABLE = "unavailable"  # what the record says of a client that is not there
 FindAbsent = Callable[[int, Tensor], dict[int, str]]  # (round, ids [n]) -> those of them that never answer, and why
 
 
@@ -31,7 +31,7 @@ class WorkRule(NamedTuple):
     probe: int  # rows on which a client computes F_i(w_k); 0 is all
     want_loss: bool  # whether the run needs F_i(w_k)
     want_loss_after: bool  # and F_i of the local model
-    transfer: Transfer = PLAIN
+    transfer: VectorTransfer = PLAIN
     word_bytes: int = 0  # of a number of a masked vector; 0 where vectors are not masked
 
     def count_work(self, order: Order, ids: Tensor, tau: Tensor) -> Work:

@@ -11,6 +11,7 @@ from typing import Literal
 from fedveca.errors import UserError, printable, show_value, suggest
 
 MOST_PROFILES = 100_000
+LATE_ANSWER = "late"  # what the record says of a client that does not count because of a deadline
 LatePolicy = Literal["drop", "cut"]  # what becomes of clients that would be late
 
 

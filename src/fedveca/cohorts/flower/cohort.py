@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Norms, Order, Report
+from fedveca.algorithms.contract import STATISTICS, Algorithm, Fault, Named, Order, Report
 from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
 from fedveca.cohorts.client_memory import NodeLedger
+from fedveca.cohorts.clock.profiles import LATE_ANSWER
 from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.cohorts.flower.answers import AnswerForm, NodeRows, NodeTask, PendingOrder
 from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
@@ -31,11 +32,12 @@ from fedveca.cohorts.flower.messages import (
     read_answer,
 )
 from fedveca.cohorts.flower.payload import read_vectors
+from fedveca.cohorts.flower.tally import AnswerTally
 from fedveca.cohorts.flower.times import AnswerTimes, Inbox, measure_answer, report_times
 from fedveca.cohorts.flower.versions import compare_version
 from fedveca.cohorts.flower.wire import ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
-from fedveca.cohorts.transfer import PLAIN, Transfer
+from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -71,8 +73,9 @@ class FlowerCohort:
         *,
         want_loss: bool = True,
         want_loss_after: bool = False,
-        transfer: Transfer = PLAIN,
+        transfer: VectorTransfer = PLAIN,
         timeout: float = 300.0,
+        deadline: float = math.inf,
         min_clients: int = 1,
         aggregate: AggregationRule = Mean,
         equal_weights: bool = False,
@@ -92,6 +95,8 @@ class FlowerCohort:
             want_loss_after: Whether F_i after the client's steps is reported as well (A2.9).
             transfer: The form in which vectors travel.
             timeout: Seconds until a client that has not answered is left out of a round.
+            deadline: Seconds after which a round with local steps ends, where that is earlier; who has not answered
+                then is late, and is not asked again before it has answered.
             min_clients: A round with fewer answers is void and repeated.
             aggregate: Makes each round's aggregator of the clients' vectors.
             equal_weights: Whether every client counts the same, instead of by its number of rows.
@@ -104,7 +109,7 @@ class FlowerCohort:
             TooFewClients: If clients do not connect in time.
         """
         self.nodes = nodes
-        self.grid, self.transfer, self.timeout = grid, transfer, timeout
+        self.grid, self.transfer, self.timeout, self.deadline = grid, transfer, timeout, deadline
         self.inbox = Inbox(grid)
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
         self.memory = NodeLedger(clients)
@@ -200,38 +205,57 @@ class FlowerCohort:
         return [known.get(name, math.nan) for name in self.task.scores]  # the rows may not define a metric
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
-        if self._form is None:
-            wanted = self._want_loss, self._want_loss_after, self.task.statistics
-            self._form = AnswerForm.find(self.algorithm, order, *wanted)
+        form, limit, late = self._find_form(order), self.timeout, ""
+        if self.deadline < limit and any(tau.values()):
+            limit, late, ids = self.deadline, LATE_ANSWER, self._drop_busy(ids)
         asked = {i: {"tau": steps} for i, steps in tau.items()}
-        sent, deadline = self._send(k, order, ids, asked), time.monotonic() + self.timeout
-        aggregator, self._diverged = self.aggregate(), set()
-        each: dict[str, list[float]] = {}
-        norms: list[list[float]] = []
-        who: list[int] = []
+        sent, deadline = self._send(k, order, ids, asked), time.monotonic() + limit
+        tally, self._diverged = AnswerTally(self.aggregate(), self.weights), set()
         times: list[AnswerTimes] = []
         for i in (i for i in ids if i in sent):  # in a fixed order, so that sums are the same every time
             try:
-                numbers, vectors, took = self._wait_for_answer(i, sent[i], tau[i], self._form, deadline)
+                message = self._wait_for_reply(i, sent[i], deadline, late)
+                numbers, vectors = self._read_reply(i, message, sent[i], tau[i], form)
+                took = self._measure_reply(message, sent[i], numbers, vectors)
                 self._check_variances(order, vectors)
             except InvalidAnswer as error:
                 self._diverged |= {i} if isinstance(error, ClientDiverged) else set()
                 self._fault(i, str(error))
                 continue
-            who.append(i)
+            tally.add(i, tau[i], numbers, vectors)
             times.append(took)
-            weight = self.weights[i : i + 1].double()
-            aggregator.add(aggregator.reduce(weight, {name: v.double()[None] for name, v in vectors.items()}))
-            norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
-            for name, value in (numbers | {"tau": float(tau[i])}).items():
-                each.setdefault(name, []).append(value)
-        answered = torch.tensor(who, dtype=torch.int64)
-        mass = float(self.weights[answered].double().sum())
-        mean = {name: v.to(order.w) for name, v in aggregator.close(mass).items()}
-        limited = aggregator.limit_numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
-        lengths = Norms(answered, torch.tensor(norms).T) if who else None
-        share = mass / float(self.weights.double().sum())
-        return answered, Report(mean, limited, share, norms=lengths, timing=report_times(0.0, times))
+        who, report = tally.close(order.w)
+        return who, report._replace(timing=report_times(0.0, times))
+
+    def _measure_reply(
+        self, message: Message, sent: PendingOrder, numbers: dict[str, float], vectors: Named
+    ) -> AnswerTimes:
+        up = self.transfer.count_bytes({name: v.numel() for name, v in vectors.items()}) + 8 * (len(numbers) + 1)
+        return measure_answer(message, self.inbox.arrived[sent.message], self.inbox.wall, self.inbox.down, up)
+
+    def _find_form(self, order: Order) -> AnswerForm:
+        """Of a full answer: the same in every round."""
+        if self._form is None:
+            wanted = self._want_loss, self._want_loss_after, self.task.statistics
+            self._form = AnswerForm.find(self.algorithm, order, *wanted)
+        return self._form
+
+    def _drop_busy(self, ids: list[int]) -> list[int]:
+        """Those of `ids` that are not at work on an order of an earlier round; waits where they are too few."""
+        until = time.monotonic() + self.timeout
+        while True:
+            online = set(self.grid.get_node_ids())
+            busy = {i for i, orders in self._late.items() if orders and self._node.get(i) in online}
+            idle = [i for i in ids if i not in busy]
+            if len(idle) >= min(self.min_clients, len(ids)):
+                break
+            if time.monotonic() > until:
+                return ids
+            time.sleep(_POLL_SECONDS)
+            self._check_arrivals()
+        for i in set(ids) & busy:
+            self._fault(i, LATE_ANSWER)
+        return idle
 
     def _send(
         self, k: int, order: Order, ids: list[int], asked: Mapping[int, Mapping[str, Value]]
@@ -267,12 +291,11 @@ class FlowerCohort:
             self._fault(i, "could not be asked: the SuperLink does not know its node")
         return pending
 
-    def _wait_for_answer(
-        self, i: int, sent: PendingOrder, tau: int, form: AnswerForm, deadline: float
-    ) -> tuple[dict[str, float], Named, AnswerTimes]:
-        """Numbers and vectors of one client, checked, and how long it took."""
-        reply = self._wait_for_reply(i, sent, deadline)
-        settings, numbers, arrays = read_answer(reply)
+    def _read_reply(
+        self, i: int, message: Message, sent: PendingOrder, tau: int, form: AnswerForm
+    ) -> tuple[dict[str, float], Named]:
+        """Numbers and vectors of one client, checked."""
+        settings, numbers, arrays = read_answer(message)
         diverged = check_settings(settings, {"client": i, "round": sent.round, "tau": tau})
         wanted, lengths = AnswerForm(set(), {}) if diverged else form if tau else AnswerForm({"loss"}, {})
         forms = self.transfer.find_forms(lengths)
@@ -298,15 +321,18 @@ class FlowerCohort:
         if bool((after < -rounding).any()):
             raise InvalidAnswer(f"sent statistics with a running variance of {float(after.min()):.3g}; it is 0 or more")
 
-    def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float) -> Message:
-        """A client's answer; InvalidAnswer where there is none until the deadline."""
+    def _wait_for_reply(self, i: int, sent: PendingOrder, deadline: float, late: str = "") -> Message:
+        """A client's answer; InvalidAnswer, with the text `late`, where there is none until the deadline."""
         while (reply := self.inbox.take(sent.message)) is None:
             if time.monotonic() > deadline:
                 self._late.setdefault(i, []).append(sent)
-                raise InvalidAnswer(f"timed out after {self.timeout:g} s")
-            waited = time.monotonic() + self.timeout - deadline
+                raise InvalidAnswer(late or f"timed out after {self.timeout:g} s")
+            waited = time.monotonic() - self.inbox.start
             time.sleep(min(max(waited / 10, _SHORT_POLL), _POLL_SECONDS))
         return reply
+
+    def _find_reply(self, sent: PendingOrder) -> Message | None:
+        return next(iter(self.grid.pull_messages([sent.message])), None)
 
     def _wait_for_clients(self, clients: int) -> None:
         """Waits until every client is there; each is waited for once, at the start."""

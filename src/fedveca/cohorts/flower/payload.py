@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from fedveca.algorithms.contract import STATISTICS, Named
 from fedveca.cohorts.encodings import INDEX, INT8_MOST, SCALE, Encoding
 from fedveca.cohorts.flower.messages import InvalidAnswer, check_array, check_norm, check_vector
-from fedveca.cohorts.transfer import Transfer
+from fedveca.cohorts.transfer import VectorTransfer
 
 
-def read_vectors(arrays: Mapping[str, Array], lengths: Mapping[str, int], transfer: Transfer) -> Named:
+def read_vectors(arrays: Mapping[str, Array], lengths: Mapping[str, int], transfer: VectorTransfer) -> Named:
     """The vectors of an answer, checked and as float32.
 
     Args:

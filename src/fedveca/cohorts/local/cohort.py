@@ -34,7 +34,7 @@ from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
-from fedveca.cohorts.transfer import PLAIN, Transfer
+from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
@@ -82,7 +82,7 @@ class LocalCohort:
         memory_bytes: int = MEMORY_BYTES,
         local_statistics: bool = False,
         held: Holdout | None = None,
-        transfer: Transfer = PLAIN,
+        transfer: VectorTransfer = PLAIN,
     ) -> None:
         """Copies the clients' rows to the device, each client's side by side.
 
