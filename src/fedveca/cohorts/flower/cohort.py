@@ -230,6 +230,7 @@ class FlowerCohort:
     def _measure_reply(
         self, message: Message, sent: PendingOrder, numbers: dict[str, float], vectors: Named
     ) -> AnswerTimes:
+        """How long a client took; its answer has its numbers, tau, and its vectors."""
         up = self.transfer.count_bytes({name: v.numel() for name, v in vectors.items()}) + 8 * (len(numbers) + 1)
         return measure_answer(message, self.inbox.arrived[sent.message], self.inbox.wall, self.inbox.down, up)
 
@@ -305,10 +306,7 @@ class FlowerCohort:
             raise ClientDiverged(_NOT_FINITE)
         positive = {*self.algorithm.nonnegative, *LOSS_NUMBERS}  # a node minimises a loss of this package: it is known
         found = {name: check_number(value, name, name not in positive) for name, value in numbers.items()}
-        vectors = read_vectors(arrays, lengths, self.transfer)
-        arrived = self.inbox.arrived[sent.message]
-        up = self.transfer.count_bytes(lengths) + 8 * (len(numbers) + 1)  # with tau
-        return found, vectors, measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, up)
+        return found, read_vectors(arrays, lengths, self.transfer)
 
     def _check_variances(self, order: Order, vectors: Named) -> None:
         """InvalidAnswer where a client's running variance is negative by more than the rounding on the wire."""

@@ -70,16 +70,13 @@ class SecureFlowerCohort(FlowerCohort):
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         if max(tau.values()) == 0:
             return super()._round(k, order, ids, tau)  # losses only
-        if self._form is None:
-            wanted = self._want_loss, self._want_loss_after, self.task.statistics
-            self._form = AnswerForm.find(self.algorithm, order, *wanted)
-        self._diverged = set()
+        form, self._diverged = self._find_form(order), set()
         none = torch.empty(0, dtype=torch.int64), Report({}, {}, 0.0)
         threshold = find_threshold(len(ids), self.secure_threshold)
         session = self._open_session(ids, threshold)
         if session is None:
             return none
-        lengths = self._form.vectors
+        lengths = form.vectors
         total = np.zeros(sum(lengths.values()), "<u8")
         numbers = self._collect_masked(k, order, session, tau, total)
         arrived = sorted(numbers)
@@ -98,7 +95,7 @@ class SecureFlowerCohort(FlowerCohort):
         if any(bool((v.abs() > LARGEST_NORM).any()) for v in mean.values()):
             self._fault(-1, "the sum is beyond what clients may send: one of them did not keep to the protocol")
             return none
-        each = {name: [numbers[i][name] for i in who.tolist()] for name in (*self._form.numbers, "tau")}
+        each = {name: [numbers[i][name] for i in who.tolist()] for name in (*form.numbers, "tau")}
         return who, Report(
             {name: v.to(order.w) for name, v in mean.items()},
             {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()} if len(who) else {},
