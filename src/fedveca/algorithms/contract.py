@@ -69,6 +69,11 @@ class Report(NamedTuple):
     norms: Norms | None = None  # where they may be known: for the sentence of a run that diverged
     timing: Timing | None = None
     scale: float = 1.0  # of the server's step: shorter where answers are of older models
+    taken: Tensor | None = None  # [n] local steps, where each["tau"] are lengths: under another optimiser (`Recipe`)
+
+    def count_steps(self) -> Tensor:
+        """[n] float64: how many local steps each client took, whatever the optimiser."""
+        return (self.each["tau"] if self.taken is None else self.taken).double().cpu()
 
 
 class Outputs(NamedTuple):
