@@ -18,7 +18,7 @@ from fedveca.views.series import find_look
 from studies.rivals.results import correct_holm
 from studies.wang.run import FIXED, PLACES, WangUnit, list_methods
 
-LEVEL = 0.05
+LEVEL, STAR = 0.05, r"\*"  # in Markdown
 Value = Literal["last_loss", "last_accuracy", "kept_loss", "kept_accuracy"]
 VALUES: tuple[Value, ...] = ("last_loss", "last_accuracy", "kept_loss", "kept_accuracy")
 CHOSEN = "fixed"  # the fixed tau with the lowest training loss on the choosing seeds
@@ -109,7 +109,7 @@ def make_table(units: list[WangUnit], value: Value) -> str:
         for fleet, case in places:
             text = format_value(value, means[fleet, case, method])
             text = f"**{text}**" if means[fleet, case, method] == best[fleet, case] else text
-            cells.append(text + ("*" if (fleet, case, method) in clear else ""))
+            cells.append(text + (STAR if (fleet, case, method) in clear else ""))
         lines.append(f"| {name_timed(method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -126,7 +126,7 @@ def make_leads(units: list[WangUnit], value: Value, ours: str) -> str:
             (one,) = (one for one in leads if (one.fleet, one.case, one.rival) == (fleet, case, rival))
             low, high = one.lead.interval or (one.lead.mean, one.lead.mean)
             mean, low, high = (f"{scale * v:+.{digits}f}".replace("-", "−") for v in (one.lead.mean, low, high))
-            cells.append(f"{mean} [{low}, {high}]{'*' if one.p < LEVEL else ''}")
+            cells.append(f"{mean} [{low}, {high}]{STAR if one.p < LEVEL else ''}")
         lines.append(f"| {name_place(fleet, case)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

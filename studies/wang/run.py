@@ -153,7 +153,7 @@ def measure(out: Path, places: list[tuple[str, str]], methods: list[str]) -> lis
         if (fleet, case, method) not in known:
             unit = measure_unit(fleet, case, method, data)
             units.append(unit)
-            out.write_text(json.dumps(units, indent=1) + "\n", "utf-8")
+            out.write_text(json.dumps(units) + "\n", "utf-8")
             mean = {name: statistics.fmean(one[name] for one in unit["runs"].values()) for name in SHOWN}
             print(fleet, case, method, unit["choice"], *(f"{name} {v:.4f}" for name, v in mean.items()), flush=True)
     return units

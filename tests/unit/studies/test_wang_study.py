@@ -120,3 +120,81 @@ def test_the_page_shows_the_tables() -> None:
     tables += [results.make_leads(units, "kept_accuracy", "fedveca")]
     for table in tables:
         assert table in PAGE
+
+
+def test_each_sentence_of_the_page_is_true() -> None:
+    units = read_units()
+    loss, points = (
+        {(one.fleet, one.case, one.ours, one.rival): one for one in results.compare_units(units, value)}
+        for value in ("last_loss", "last_accuracy")
+    )
+    by = results.index_units(units)
+    rivals = (results.CHOSEN, "adaptivetau", "adacomm", "equaltime")
+
+    def is_clear(fleet: str, case: str, ours: str, rival: str) -> bool:
+        return loss[fleet, case, ours, rival].p < results.LEVEL
+
+    def span(one: results.TimedLead, scale: float, digits: int, behind: bool = False) -> tuple[str, str]:
+        """The size of a lead, or of a lag, and its interval."""
+        assert one.lead.interval
+        sign = -scale if behind else scale
+        low, high = sorted(sign * end for end in one.lead.interval)
+        return f"{sign * one.lead.mean:.{digits}f}", f"{low:.{digits}f} to {high:.{digits}f}"
+
+    def mean(fleet: str, case: str, method: str, value: Any) -> float:
+        return sum(results.list_values(by[fleet, case, method], value)) / len(wang.SEEDS)
+
+    # Case 3 on equal devices
+    for ours in results.OURS:
+        for rival in rivals:
+            assert loss["alike", "case3", ours, rival].lead.mean > 0
+            assert is_clear("alike", "case3", ours, rival)
+    (far, ends), (more, more_ends) = (
+        span(loss["alike", "case3", "fedveca", "fixed"], 1000, 1),
+        span(points["alike", "case3", "fedveca", "fixed"], 1, 2),
+    )
+    assert f"Its loss is {far} thousandths below that of the chosen fixed τ (95 % interval {ends})" in PAGE
+    assert f"and its accuracy {more} points above it ({more_ends})" in PAGE
+    # Cases 1 and 2
+    for case, rival in ((case, rival) for case in ("case1", "case2") for rival in rivals):
+        assert loss["alike", case, "fedveca", rival].lead.mean < 0
+        assert is_clear("alike", case, "fedveca", rival) == ((case, rival) != ("case2", "adaptivetau"))
+    (far, ends), (more, more_ends) = (
+        span(loss["alike", "case1", "fedveca", "fixed"], 1000, 1, behind=True),
+        span(points["alike", "case1", "fedveca", "fixed"], 1, 2, behind=True),
+    )
+    assert f"FedVeca is {far} thousandths ({ends}) and {more} points ({more_ends}) behind it" in PAGE
+    assert [by["alike", f"case{n}", "fixed"]["method"] for n in (1, 2, 3)] == ["fixed-100", "fixed-10", "fixed-5"]
+    assert by["mixed", "case3", "fixed"]["method"] == "fixed-2"
+    fixed = [m for m in wang.list_methods() if m.startswith(wang.FIXED)]
+    assert min(fixed, key=lambda m: mean("alike", "case1", m, "last_loss")) == "fixed-100"
+    assert {unit["choice"]["alpha"] for unit in units if unit["method"] in results.OURS} == {0.95}
+    assert f"and {mean('alike', 'case1', 'fedveca', 'tau'):.1f} on average" in PAGE
+    steps = [mean("alike", case, "adaptivetau", "tau") for case in ("case1", "case2")]
+    assert f"with {steps[0]:.1f} and {steps[1]:.1f} local steps on average" in PAGE
+    far, ends = span(loss["alike", "case2", "fedveca", "fixed"], 1000, 1, behind=True)
+    assert f"In Case 2 FedVeca is {far} thousandths ({ends}) behind the chosen τ" in PAGE
+    # unequal devices
+    assert not any(is_clear("mixed", "case3", "fedveca", rival) for rival in rivals)
+    rounds = [mean(fleet, "case3", "fedveca", "rounds") for fleet in ("mixed", "alike")]
+    assert f"{rounds[0]:.0f} rounds end within the time, compared with {rounds[1]:.0f} on equal ones" in PAGE
+    assert f"FedVeca by time takes {mean('mixed', 'case3', 'fedveca_time', 'rounds'):.0f} rounds" in PAGE
+    far, ends = span(loss["mixed", "case3", "fedveca_time", "fedveca"], 1000, 1)
+    assert f"its loss is {far} thousandths below FedVeca's ({ends}; within chance by Holm's rule)" in PAGE
+    found = {rival: is_clear("mixed", "case3", "fedveca_time", rival) for rival in (*rivals, "fedveca")}
+    assert found == {"fixed": False, "adaptivetau": True, "adacomm": True, "equaltime": False, "fedveca": False}
+    everyone = wang.list_methods()
+    assert min(everyone, key=lambda m: mean("mixed", "case3", m, "last_loss")) == "equaltime"
+    assert max(everyone, key=lambda m: mean("mixed", "case3", m, "last_accuracy")) == "fedveca_time"
+    # FedVeca by time
+    far, ends = span(loss["alike", "case3", "fedveca_time", "fedveca"], 1000, 1, behind=True)
+    assert f"in Case 3 its loss is {far} thousandths higher ({ends})" in PAGE
+    for case in ("case1", "case2"):
+        low, high = loss["alike", case, "fedveca_time", "fedveca"].lead.interval or (1, 1)
+        assert low < 0 < high
+    assert f"τ = 100 has a loss of {mean('alike', 'case3', 'fixed-100', 'last_loss'):.4f} in Case 3" in PAGE
+
+
+def test_the_figure_is_drawn_from_the_results(tmp_path: Path) -> None:
+    results.draw(read_units(), tmp_path / "wang.svg")
+    assert (tmp_path / "wang.svg").read_bytes() == (DOCS / "results" / "wang.svg").read_bytes()
