@@ -15,9 +15,11 @@ from pathlib import Path
 
 from fedveca.deploy.certificates import renew_certificate
 from fedveca.deploy.packages import MOST_NODES, Deployment, write_compose, write_node_package
+from fedveca.deploy.peers import PEERS_FILE
 from fedveca.deploy.pin import pin
 from fedveca.deploy.provision import write_key
 from fedveca.errors import UserError, printable
+from fedveca.monitor.settings import read_monitor, write_monitor
 from fedveca.runs.files import read_object, write_atomic
 
 DEPLOYMENT_FILE = "deployment.json"  # in the server's folder: what `deploy init` was asked for
@@ -74,6 +76,11 @@ def add_node(folder: Path, client: int) -> Path:
     public, home = server / "keys" / f"node-{client}.pub", folder / f"node-{client}"
     if public.exists():
         raise UserError(f"client {client} has a node, whose key is {public}; revoke it first: deploy revoke")
+    if (server / PEERS_FILE).exists():
+        raise UserError(
+            "the nodes of a deployment with secure=on know each other's keys, so none can be added; "
+            "`deploy init` makes a new deployment"
+        )
     if client > deployment.clients:
         last = deployment.clients
         raise UserError(f"node-{client} is not the next one; allowed: node-0 to node-{last}, without a key")
@@ -86,6 +93,7 @@ def add_node(folder: Path, client: int) -> Path:
     home.mkdir(mode=0o700)
     shutil.copy(server / "tls" / "ca.pem", home / "ca.pem")
     write_node_package(home, client, deployment)
+    write_monitor(home, read_monitor(server))
     pin(folder / "app", [home])
     write_compose(folder, deployment)
     _set_clients(folder / "app" / "pyproject.toml", deployment.clients)
