@@ -225,7 +225,7 @@ def test_buffered_rounds_do_not_wait_for_a_slow_node(bench: Bench) -> None:
     assert ages
     assert min(ages) >= 1
     took = [s for line in done.rounds for i, s in zip(line["ids"], line["client_seconds"], strict=True) if i == 2]
-    assert min(took) >= 5
+    assert all(seconds is not None and seconds >= 5 for seconds in took)
     assert done.summary["clock"] == done.rounds[-1]["clock"]
 
 
