@@ -154,7 +154,7 @@ def draw(units: list[WangUnit], path: Path) -> None:
     by, places = index_units(units), list_places(units)
     with plt.rc_context(STYLE):
         columns = -(-len(places) // 2)
-        figure, axes = plt.subplots(2, columns, figsize=(11.5, 6.8), layout="constrained", sharex=True, sharey=True)
+        figure, axes = plt.subplots(2, columns, figsize=(11.5, 6.8), layout="constrained", sharex=True)
         for axis in axes.flat[len(places) :]:
             axis.set_axis_off()
         for axis, (fleet, case) in zip(axes.flat, places, strict=False):
@@ -166,7 +166,7 @@ def draw(units: list[WangUnit], path: Path) -> None:
                 tau = statistics.fmean(run["tau"] for run in unit["runs"].values())
                 title, colour, _ = find_look(method)
                 draw_points(axis, [tau], [unit], colour, title, marker, "none")
-            axis.set(title=name_place(fleet, case), xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100], ylim=(0.215, 0.33))
+            axis.set(title=name_place(fleet, case), xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100])
             axis.xaxis.set_major_formatter("{x:g}")
             axis.minorticks_off()
         for axis in axes[-1]:
