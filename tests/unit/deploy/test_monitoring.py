@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedveca.deploy.certificates import write_certificates
 from fedveca.deploy.exchange import encode
 from fedveca.deploy.launch import free_port
 from fedveca.deploy.metered_grid import MeteredGrid
@@ -25,7 +26,6 @@ from fedveca.deploy.monitoring import (
     serve_server_figures,
 )
 from fedveca.deploy.node_process import work
-from fedveca.deploy.certificates import write_certificates
 from fedveca.errors import UserError
 from fedveca.monitor.settings import MonitorSettings, write_monitor
 
