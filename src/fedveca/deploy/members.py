@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedveca.deploy.certificates import renew_certificate
 from fedveca.deploy.packages import MOST_NODES, Deployment, write_compose, write_node_package
-from fedveca.deploy.peers import PEERS_FILE
+from fedveca.deploy.peers import replace_peer
 from fedveca.deploy.pin import pin
 from fedveca.deploy.provision import write_key
 from fedveca.errors import UserError, printable
@@ -76,11 +76,6 @@ def add_node(folder: Path, client: int) -> Path:
     public, home = server / "keys" / f"node-{client}.pub", folder / f"node-{client}"
     if public.exists():
         raise UserError(f"client {client} has a node, whose key is {public}; revoke it first: deploy revoke")
-    if (server / PEERS_FILE).exists():
-        raise UserError(
-            "the nodes of a deployment with secure=on know each other's keys, so none can be added; "
-            "`deploy init` makes a new deployment"
-        )
     if client > deployment.clients:
         last = deployment.clients
         raise UserError(f"node-{client} is not the next one; allowed: node-0 to node-{last}, without a key")
@@ -93,13 +88,20 @@ def add_node(folder: Path, client: int) -> Path:
     home.mkdir(mode=0o700)
     shutil.copy(server / "tls" / "ca.pem", home / "ca.pem")
     write_node_package(home, client, deployment)
-    write_monitor(home, read_monitor(server))
     pin(folder / "app", [home])
     write_compose(folder, deployment)
     _set_clients(folder / "app" / "pyproject.toml", deployment.clients)
     write_deployment_file(server, deployment)
-    write_key(home / "key", public)  # last: now it counts
+    write_monitor(home, read_monitor(server))
+    write_key(home / "key", public)  # now it counts
+    replace_peer(list_nodes(folder), client, public.read_text("utf-8").strip())
     return home
+
+
+def list_nodes(folder: Path) -> list[Path]:
+    """The folders of a deployment's nodes that are here, by number."""
+    found = [path for path in folder.glob("node-*") if re.fullmatch(r"node-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("node-")))
 
 
 def revoke_node(folder: Path, client: int) -> None:
@@ -136,7 +138,7 @@ def renew_deployment(folder: Path, new_authority: bool) -> list[Path]:
     tls = folder / "server" / "tls"
     if not renew_certificate(tls, folder / "authority", new_authority):
         return []
-    homes = sorted(path.parent for path in folder.glob("node-*/ca.pem") if re.fullmatch(r"node-\d+", path.parent.name))
+    homes = list_nodes(folder)
     for home in homes:
         write_atomic(home / "ca.pem", (tls / "ca.pem").read_bytes())
     return [home / "ca.pem" for home in homes]

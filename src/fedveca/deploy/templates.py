@@ -20,7 +20,7 @@ from fedveca.deploy.packages import (
     write_script,
     write_server_package,
 )
-from fedveca.deploy.peers import PEERS_FILE, write_peers
+from fedveca.deploy.peers import write_peers
 from fedveca.deploy.pin import pin
 from fedveca.deploy.private_api import make_private
 from fedveca.deploy.provision import write_app, write_key
@@ -200,4 +200,3 @@ def _write(folder: Path, e: Experiment, host: Host, deployment: Deployment, moni
         from fedveca.runs.secure import find_quorum  # loads PyTorch
 
         write_peers(nodes, server / "keys", find_quorum(e, e.clients)[1])
-        shutil.copy(nodes[0] / PEERS_FILE, server / PEERS_FILE)  # from then on no node can be added
