@@ -306,9 +306,11 @@ def test_self_mask_and_pair_masks_each_hide_the_vector() -> None:
     parties.share()
     mine = parties.clients[1]._open[parties.server.session.name]
     masked = parties.clients[1].mask(parties.server.make_mask_request(1), {"G": np.zeros(size, np.int64)})["G"]
-    own = expand(mine.seed, size)
-    for left in (masked - own, own):
-        assert left.any()
+    own, pairs = expand(mine.seed, size), np.zeros(size, np.uint64)
+    publics = {i: shares.mask.key for i, shares in parties.server.shares.items() if i != 1}
+    add_pair_masks(pairs, 1, mine.mask, publics, parties.server.session.digest)
+    assert np.array_equal(masked, own + pairs)
+    for left in (pairs, own):
         assert chisquare(np.bincount(left.view(np.uint8), minlength=256)).pvalue > 1e-4
 
 
