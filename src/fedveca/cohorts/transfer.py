@@ -80,10 +80,10 @@ class VectorTransfer:
         if self.encoding is None:
             rounds = self.down != "float32"
             return {name: self._round(v) for name, v in vectors.items()} if rounds else vectors, {}
-        arrived, residuals, self.sent = dict[str, Tensor](), dict[str, Tensor](), {}
+        arrived, residuals, sent = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
         for name, v in vectors.items():
             if name == STATISTICS:
-                arrived[name] = self.sent[name] = v
+                arrived[name] = sent[name] = v
                 continue
             if "/" in name:
                 raise UserError(
@@ -96,7 +96,8 @@ class VectorTransfer:
             arrived[name] = torch.where(torch.isfinite(whole.norm(dim=-1, keepdim=True)), decoded, torch.nan)
             if self.encoding.remembers:
                 residuals[RESIDUAL + name] = whole - decoded
-            self.sent |= {name + end: array for end, array in arrays.items()}
+            sent |= {name + end: array for end, array in arrays.items()}
+        self.sent = sent
         return arrived, residuals
 
     def pack(self, mean: Named) -> dict[str, NDArray[np.generic]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedveca
 from fedveca import Experiment
-from fedveca.algorithms.contract import STATISTICS, Report
+from fedveca.algorithms.contract import STATISTICS, Order, Report
 from fedveca.cohorts.encodings import INDEX, SCALE, Int8Encoding, TopKEncoding
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.random import draw_fractions
@@ -174,6 +174,23 @@ def test_the_mean_is_of_what_arrives(wire: Any) -> None:
     torch.testing.assert_close(state.w, w, rtol=1e-5, atol=1e-6)
     assert record["bytes_up"] == 3 * (transfer.count_bytes({"G": len(w)}) + 8)
     assert record["bytes_down"] == 3 * ((2 if wire == "float16" else 4) * len(w) + 8)
+
+
+@pytest.mark.parametrize("engine", ["local", "debug"])
+@pytest.mark.parametrize("wire", ["float16", "int8"])
+def test_clients_start_from_the_model_as_it_arrives(wire: Any, engine: Any) -> None:
+    """Their losses, which are not rounded, are of the model in float16; with int8 of the model itself."""
+    e = replace(E, method="fedavg", engine=engine, keep="best")
+    w = 3 * vectors(1, 64)[0]
+    tau = torch.ones(3, dtype=torch.int64)
+    losses = {
+        (form, start): build(replace(e, wire=form)).cohort(0, Order(model, {}), IDS, tau)[1].each["loss"]
+        for form in ("float32", wire)
+        for start, model in (("plain", w), ("rounded", w.half().float()))
+    }
+    assert not torch.equal(losses["float32", "plain"], losses["float32", "rounded"])
+    arrives = "rounded" if wire == "float16" else "plain"
+    assert torch.equal(losses[wire, "plain"], losses["float32", arrives])
 
 
 def test_what_clients_remember_is_kept_over_a_resume(tmp_path: Path) -> None:
