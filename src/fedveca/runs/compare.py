@@ -108,7 +108,7 @@ class Chain(NamedTuple):
             done = complete_run(e, folder, self.device, stop, observers, mine)
             if not runs and sets_budget(e, method, self.fair):
                 budget = make_budget(done, self.fair)
-                total = f"{budget.total:.15g} {COST_NAMES[budget.kind]}"
+                total = f"{budget.total:.15g} {budget.unit}"
                 if done.diverged:
                     _log.warning("%s seed %d diverged; its rivals get %s in all", method, e.seed, total)
                 elif done.ended:
