@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from scipy import stats
 
 from fedveca.algorithms.registry import find_method
@@ -125,8 +126,8 @@ def make_leads(units: list[WangUnit], value: Value, ours: str) -> str:
         for rival in rivals:
             (one,) = (one for one in leads if (one.fleet, one.case, one.rival) == (fleet, case, rival))
             low, high = one.lead.interval or (one.lead.mean, one.lead.mean)
-            mean, low, high = (f"{scale * v:+.{digits}f}".replace("-", "−") for v in (one.lead.mean, low, high))
-            cells.append(f"{mean} [{low}, {high}]{STAR if one.p < LEVEL else ''}")
+            said = [f"{scale * v:+.{digits}f}".replace("-", "−") for v in (one.lead.mean, low, high)]
+            cells.append(f"{said[0]} [{said[1]}, {said[2]}]{STAR if one.p < LEVEL else ''}")
         lines.append(f"| {name_place(fleet, case)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -182,7 +183,7 @@ def draw(units: list[WangUnit], path: Path) -> None:
 
 
 def draw_points(
-    axis: plt.Axes, x: list[float], units: list[WangUnit], colour: str, label: str, marker: str, line: str
+    axis: Axes, x: list[float], units: list[WangUnit], colour: str, label: str, marker: str, line: str
 ) -> None:
     """Means with 95 % intervals over the seeds."""
     values = [list_values(unit, "last_loss") for unit in units]

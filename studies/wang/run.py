@@ -154,12 +154,12 @@ def measure(out: Path, places: list[tuple[str, str]], methods: list[str]) -> lis
             unit = measure_unit(fleet, case, method, data)
             units.append(unit)
             out.write_text(json.dumps(units) + "\n", "utf-8")
-            mean = {name: statistics.fmean(one[name] for one in unit["runs"].values()) for name in SHOWN}
-            print(fleet, case, method, unit["choice"], *(f"{name} {v:.4f}" for name, v in mean.items()), flush=True)
+            runs = unit["runs"].values()
+            loss, tau = (
+                statistics.fmean(values) for values in zip(*((r["last_loss"], r["tau"]) for r in runs), strict=True)
+            )
+            print(f"{fleet} {case} {method} {unit['choice']}: loss {loss:.4f}, {tau:.1f} local steps", flush=True)
     return units
-
-
-SHOWN = ("last_loss", "last_accuracy", "rounds", "tau")
 
 
 def main(words: list[str] | None = None) -> None:

@@ -33,6 +33,11 @@ class RunBudget(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind}:{self.total:.15g}"
 
+    @property
+    def unit(self) -> str:
+        """What the total counts, in words."""
+        return "simulated seconds" if self.kind == "clock" else COST_NAMES[self.kind]
+
     def allows_another(self, spent: float, rounds: int) -> bool:
         """Whether one more round fits, at the mean cost of those so far: spent (k + 1) / k <= total."""
         return spent * (rounds + 1) <= self.total * rounds

@@ -103,7 +103,7 @@ class Chain(NamedTuple):
             return complete_runs([plan, *(self._plan(*rival) for rival in rivals)], stop, observers, custom)
         done = complete_runs([plan], stop, observers, custom)
         budget = make_budget(done[0], self.fair)
-        total = f"{budget.total:.15g} {COST_NAMES[budget.kind]}"
+        total = f"{budget.total:.15g} {budget.unit}"
         if done[0].diverged:
             _log.warning("%s seed %d diverged; its rivals get %s in all", first[0], e.seed, total)
         elif done[0].ended:
