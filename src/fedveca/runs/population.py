@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fedveca.cohorts.local.meeting import Meeting, Probed, ProbeRequest, answer
+from fedveca.cohorts.local.meeting import Meeting, Probed, ProbeRequest, answer_probes
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -132,7 +132,7 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
                     member.done = True  # as in runs one after another, it is never begun
             live = [member for member in live if not member.done]
             waiting = [(member, member.request) for member in live if member.request is not None]
-            answers = answer([request for _, request in waiting], pool)
+            answers = answer_probes([request for _, request in waiting], pool)
             for (member, _), found in zip(waiting, answers, strict=True):
                 member.answer = found
     except BaseException:

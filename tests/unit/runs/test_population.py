@@ -58,14 +58,14 @@ def never() -> bool:
 def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many runs each pass over the rows answered; small probes meet too."""
     found: list[int] = []
-    real = meeting.answer
+    real = meeting.answer_probes
 
     def count(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
         found.append(len(requests))
         return real(requests, threads)
 
     monkeypatch.setattr(meeting, "_LARGE", 1)
-    monkeypatch.setattr(population, "answer", count)
+    monkeypatch.setattr(population, "answer_probes", count)
     threads = threading.active_count()
     yield found
     gc.collect()  # the threads of pools that nobody holds end
@@ -182,7 +182,7 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
-    real = meeting.answer
+    real = meeting.answer_probes
 
     def lose(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
         lines = mine[1].folder / "rounds.jsonl"
@@ -190,10 +190,10 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
             shutil.rmtree(mine[1].folder)
         return real(requests, threads)
 
-    monkeypatch.setattr(population, "answer", lose)
+    monkeypatch.setattr(population, "answer_probes", lose)
     with pytest.raises(FolderUnwritable, match="is gone"):
         complete_runs(mine, never)
-    monkeypatch.setattr(population, "answer", real)
+    monkeypatch.setattr(population, "answer_probes", real)
     assert len(Run.open(mine[0].folder).rounds) == E.rounds
     assert 0 < len(Run.open(mine[2].folder).rounds) < E.rounds
     complete_runs(mine, never)
@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatc
     def interrupt(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(population, "answer", interrupt)
+    monkeypatch.setattr(population, "answer_probes", interrupt)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         complete_runs(mine, never)

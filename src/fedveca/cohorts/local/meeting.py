@@ -50,7 +50,7 @@ class ProbeRequest(NamedTuple):
         return ProbedModel(self.passes.problem, self.w[i], None if self.running is None else self.running[i])
 
 
-def answer(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Probed]:
+def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Probed]:
     """The numbers of each request; clients are shared out over the threads where their rows are many."""
     found: list[Probed] = [[] for _ in requests]
     left = list(range(len(requests)))
@@ -88,7 +88,7 @@ _known: list[tuple[Tensor | LazyRows, Tensor, Tensor, str, weakref.ref[ClientRow
 def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
     """The numbers of one run, together with those of the runs that it meets, if there are any."""
     meeting = _meeting.get()
-    return meeting.ask(request) if meeting and request.is_large else answer([request], pool)[0]
+    return meeting.ask(request) if meeting and request.is_large else answer_probes([request], pool)[0]
 
 
 def share_client_rows(
