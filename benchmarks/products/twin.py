@@ -99,7 +99,7 @@ def measure(folder: Path, rounds: int, row_ms: float) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="of the run that is fitted; the others have half of it")
-    parser.add_argument("--row-ms", type=float, default=10.0, help="milliseconds per row of the fastest node")
+    parser.add_argument("--row-ms", type=float, default=15.0, help="milliseconds per row of the fastest node")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Fault, Named, Norms, Order, Report, Timing
+from fedveca.algorithms.contract import Fault, Named, Order, Report, Timing
 from fedveca.cohorts.client_memory import ClientMemory, NodeLedger
 from fedveca.cohorts.clock.profiles import DeviceProfile
 from fedveca.cohorts.contract import ClientScores, HeldPart
-from fedveca.cohorts.flower.wire import DTYPES, narrow, widen
+from fedveca.cohorts.flower.tally import AnswerTally
 from fedveca.deploy.client_cohort import ClientCohort
 from fedveca.deploy.node_process import NODE_DATA, make_node_cohort
 from fedveca.deploy.server import load_test_data
@@ -27,6 +27,7 @@ from fedveca.runs.build import cohort_options
 from fedveca.runs.device_fit import (
     RoundTime,
     TimePredictor,
+    find_limit,
     make_rule,
     measure_rounds,
     predict_own_rounds,
@@ -67,7 +68,7 @@ class ReplayCohort:
     ) -> None:
         options = cohort_options(e)
         self.clients, self.records, self.predicted = clients, records, predicted
-        self.wire, self.aggregate = e.wire, options["aggregate"]
+        self.transfer, self.aggregate = options["transfer"], options["aggregate"]
         self.sizes = torch.tensor([int(client.sizes[i]) for i, client in enumerate(clients)])
         self.weights = torch.ones_like(self.sizes) if options["equal_weights"] else self.sizes
         self.memory = NodeLedger(len(clients))
@@ -76,45 +77,29 @@ class ReplayCohort:
         """The answers of those that answered then; a round without local steps is answered by everyone."""
         record, steps = self.records[min(k, len(self.records) - 1)], bool((tau > 0).any())
         there = set(record["ids"]) if steps else set(record.get("candidates", ids.tolist()))
-        sent = Order(self._travel(order.w), {name: self._travel(v) for name, v in order.aux.items()})
-        aggregator, each, norms, who = self.aggregate(), dict[str, list[float]](), list[list[float]](), list[int]()
+        tally = AnswerTally(self.aggregate(), self.weights)
         for i, steps_i in zip(ids.tolist(), tau.tolist(), strict=True):
             if i not in there:
                 continue
-            answered, report = self._ask(k, sent, i, steps_i)
-            if not len(answered):
-                continue
-            vectors = {name: self._travel(v) for name, v in report.mean.items()}
-            who.append(i)
-            weight = self.weights[i : i + 1].double()
-            aggregator.add(aggregator.reduce(weight, {name: v.double()[None] for name, v in vectors.items()}))
-            norms.append([float(v.double().norm()) for _, v in sorted(vectors.items())])
-            for name, value in report.each.items():
-                each.setdefault(name, []).append(float(value[0]))
-        answered = torch.tensor(who, dtype=torch.int64)
-        mass = float(self.weights[answered].double().sum())
-        mean = {name: v.to(order.w) for name, v in aggregator.close(mass).items()}
-        numbers = aggregator.limit_numbers({name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()})
+            answered, report = self._prepare(i)(k, order, torch.tensor([i]), torch.tensor([steps_i]))
+            if len(answered):
+                numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
+                tally.add(i, steps_i, numbers, report.mean)
+        who, report = tally.close(order.w)
         if steps:
-            self.memory.rounds[answered] = k
-        return answered, Report(
-            mean,
-            numbers,
-            mass / float(self.weights.double().sum()),
-            DTYPES[self.wire].itemsize,
-            self._list_faults(record) if steps else (),
-            Norms(answered, torch.tensor(norms).T) if who else None,
-            self._read_timing(k, record, who) if steps else None,
-        )
+            self.memory.rounds[who] = k
+            report = report._replace(
+                faults=self._list_faults(record), timing=self._read_timing(k, record, who.tolist())
+            )
+        return who, self.transfer.label(report)
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """Of every client with such rows that answered then."""
         what = "validation: " if part == "val" else "test: "
         faults = [f for f in self.records[k].get("faults", []) if f["what"].startswith(what)]
         missing = {fault["client"] for fault in faults}
-        sent = Order(self._travel(order.w), {name: self._travel(v) for name, v in order.aux.items()})
         found = [
-            self._prepare(i).evaluate(k, sent, part, finetune)
+            self._prepare(i).evaluate(k, order, part, finetune)
             for i, client in enumerate(self.clients)
             if i not in missing and part in client.held and len(client.held[part].ids)
         ]
@@ -124,18 +109,11 @@ class ReplayCohort:
         ids, rows = (torch.cat([getattr(scores, name) for scores in found]) for name in ("ids", "rows"))
         return ClientScores(ids, rows, values, tuple(faults))
 
-    def _ask(self, k: int, order: Order, i: int, tau: int) -> tuple[Tensor, Report]:
-        return self._prepare(i)(k, order, torch.tensor([i]), torch.tensor([tau]))
-
     def _prepare(self, i: int) -> ClientCohort:
         """The client, which remembers nothing where its memory does not count."""
         if int(self.memory.rounds[i]) < 0:
             self.clients[i].memory = ClientMemory(i + 1)
         return self.clients[i]
-
-    def _travel(self, v: Tensor) -> Tensor:
-        """A vector as it arrives: rounded to what the wire carries."""
-        return torch.from_numpy(widen(narrow(v.detach().cpu().numpy(), self.wire), self.wire)).to(v.device)
 
     def _list_faults(self, record: Round) -> tuple[Fault, ...]:
         later = ("test: ", "validation: ")
@@ -189,13 +167,16 @@ def replay(
         raise UserError(f"{where} is not the run of a deployment; `fedveca run` repeats a simulation")
     if not former.summary or not former.rounds:
         raise UserError(f"{where} has not ended; resume it first")
+    for name, value, off in (("schedule", e.schedule, "buffered"), ("secure", e.secure, "on")):
+        if value == off:
+            raise UserError(f"{where} has {name}={value}, of which no replay is made; it is for runs without")
     measured, sizes = measure_rounds(former), read_sizes(former)
     if devices is None:
         times = predict_own_rounds(former)
     else:
         predictor, rule = TimePredictor(devices, e.clients), make_rule(former)
         times = [
-            RoundTime(k, measured[k], predictor.predict_record(record, rule, e.round_timeout))
+            RoundTime(k, measured[k], predictor.predict_record(record, rule, find_limit(e)))
             for k, record in enumerate(former.rounds)
         ]
     data, clients = _load_clients(former, where)
