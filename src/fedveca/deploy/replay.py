@@ -169,7 +169,7 @@ def replay(
         raise UserError(f"{where} has not ended; resume it first")
     for name, value, off in (("schedule", e.schedule, "buffered"), ("secure", e.secure, "on")):
         if value == off:
-            raise UserError(f"{where} has {name}={value}, of which no replay is made; it is for runs without")
+            raise UserError(f"{where} has {name}={value}; such rounds cannot be replayed")
     measured, sizes = measure_rounds(former), read_sizes(former)
     if devices is None:
         times = predict_own_rounds(former)
