@@ -99,10 +99,10 @@ def measure(folder: Path, rounds: int, row_ms: float) -> dict[str, object]:
 
 def format_tables(found: dict[str, Any]) -> str:
     """What docs/twin.md has of a result, in Markdown."""
-    again = found["replay"]
+    again, count = found["replay"], len(found["replay"]["rounds"])
     lines = [
-        f"weights differ by {again['difference']:g}; {len(again['rounds'])} rounds, {100 * again['mean_error']:.0f} % off "
-        f"on average and {100 * again['largest_error']:.0f} % at the most",
+        f"weights differ by {again['difference']:g}; {count} rounds, {100 * again['mean_error']:.0f} % off on average and "
+        f" {100 * again['largest_error']:.0f} % at the most",
         "",
         "| round | measured s | predicted s | error |",
         "|---|---|---|---|",
