@@ -40,6 +40,7 @@ from fedveca.views.series import find_look
 from studies.corrected import results as corrected
 from studies.paper.figures import FIGURES, draw_results
 from studies.robustness import run as robustness
+from studies.wang import results as wang
 
 DOCS = Path(__file__).parent
 # Two clients, F_i(w) = (w - c_i)' H_i (w - c_i) / 2: each knows only its own loss. In double precision, so that the
@@ -231,6 +232,7 @@ def draw_all(folder: Path) -> None:
     corrected.draw(rows, results)
     corrected.draw_first(rows, images / "first.svg")
     robustness.draw(read_result("robustness")["results"], results / "robustness.svg")
+    wang.draw(read_result("wang"), results / "wang.svg")
     speed.draw(read_result("speed")["summary"], results / "speed.svg")
     scale.draw(read_result("scale"), results / "scale.svg")
     with plt.rc_context(STYLE):

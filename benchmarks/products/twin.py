@@ -101,8 +101,8 @@ def format_tables(found: dict[str, Any]) -> str:
     """What docs/twin.md has of a result, in Markdown."""
     again, count = found["replay"], len(found["replay"]["rounds"])
     lines = [
-        f"weights differ by {again['difference']:g}; {count} rounds, {100 * again['mean_error']:.0f} % off on average and "
-        f" {100 * again['largest_error']:.0f} % at the most",
+        f"weights differ by {again['difference']:g}; {count} rounds: {100 * again['mean_error']:.0f} % off on average, "
+        f"{100 * again['largest_error']:.0f} % at the most",
         "",
         "| round | measured s | predicted s | error |",
         "|---|---|---|---|",

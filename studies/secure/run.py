@@ -80,7 +80,8 @@ class ScalarsContent(TypedDict):
 def list_variants(bins: tuple[int, ...]) -> dict[str, tuple[int, Edge]]:
     """By name: how many bins, and which edge; none for the paper's controller."""
     edges: tuple[Edge, ...] = ("lower", "upper")
-    return {"exact": (0, "lower")} | {f"{edge} {n}": (n, edge) for edge in edges for n in bins}
+    variants: dict[str, tuple[int, Edge]] = {"exact": (0, "lower")}
+    return variants | {f"{edge} {n}": (n, edge) for edge in edges for n in bins}
 
 
 def measure(e: Experiment, bins: int, edge: Edge) -> ScalarsOutcome:

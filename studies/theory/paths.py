@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedveca.algorithms import Order, Report
 from fedveca.cohorts.local.cohort import LocalCohort
+from fedveca.cohorts.local.probe import ProbedModel
 from fedveca.cohorts.random import draw_rows
 
 
@@ -39,12 +40,12 @@ class PathCohort(LocalCohort):
         first, size = int(self.start[client]), int(self.sizes[client])
         rows = draw_rows(self.seed, k, torch.tensor([client]), torch.tensor([size]), tau, self.batch)[0] + first
         w, found = start, []
-        g0 = self.passes.alone(start, None, first, size, size, True)[1]  # grad F_i(w_k)
+        g0 = self._find_gradient(start, first, size)  # grad F_i(w_k)
         for lam in range(tau):
             x, y = self.rows.pick(rows[lam][None])
             g = self.problem.gradients(w[None], x, y)[1][0]
             if lam:
-                full = self.passes.alone(w, None, first, size, size, True)[1]
+                full = self._find_gradient(w, first, size)
                 same = self.problem.gradients(start[None], x, y)[1][0]
                 pairs = ((g0, g), (g0, full), (same, g))
                 found.append([float((a - b).norm() / (start - w).norm()) for a, b in pairs])
@@ -53,3 +54,7 @@ class PathCohort(LocalCohort):
         most, at = table.max(0)
         recorded, all_rows, paired = most.tolist()
         return Betas(recorded, all_rows, paired, 1 + int(at[0]))
+
+    def _find_gradient(self, w: Tensor, first: int, size: int) -> Tensor:
+        """grad F_i(w) on all rows of a client."""
+        return self.passes.alone([ProbedModel(self.problem, w, None)], first, size, size, True)[0][1]

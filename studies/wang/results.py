@@ -16,9 +16,9 @@ from fedveca.runs.statistics import Difference, paired_difference
 from fedveca.views.figures.style import INK, QUIET, STYLE, darken, save_figure
 from fedveca.views.series import find_look
 from studies.rivals.results import correct_holm
-from studies.wang.run import CASES, FIXED, FLEETS, PLACES, WangUnit, list_methods
+from studies.wang.run import FIXED, PLACES, WangUnit, list_methods
 
-LEVEL = 0.05
+LEVEL, STAR = 0.05, r"\*"  # in Markdown
 Value = Literal["last_loss", "last_accuracy", "kept_loss", "kept_accuracy"]
 VALUES: tuple[Value, ...] = ("last_loss", "last_accuracy", "kept_loss", "kept_accuracy")
 CHOSEN = "fixed"  # the fixed tau with the lowest training loss on the choosing seeds
@@ -74,6 +74,10 @@ def compare_units(units: list[WangUnit], value: Value) -> list[TimedLead]:
     return [one._replace(p=p) for one, p in zip(found, adjusted, strict=True)]
 
 
+def name_place(fleet: str, case: str) -> str:
+    return f"{NAMES[fleet]}, {case.replace('case', 'Case ')}"
+
+
 def name_timed(method: str) -> str:
     """As tables call it."""
     if method == CHOSEN:
@@ -94,7 +98,7 @@ def make_table(units: list[WangUnit], value: Value) -> str:
     clear = {
         (one.fleet, one.case, one.rival) for one in compare_units(units, value) if one.p < LEVEL and one.ours == OURS[0]
     }
-    heads = [f"{NAMES[fleet]}, {case.replace('case', 'Case ')}" for fleet, case in places]
+    heads = [name_place(fleet, case) for fleet, case in places]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     pick = min if value.endswith("loss") else max
     fixed = [m for m in list_methods() if m.startswith(FIXED)]
@@ -105,7 +109,7 @@ def make_table(units: list[WangUnit], value: Value) -> str:
         for fleet, case in places:
             text = format_value(value, means[fleet, case, method])
             text = f"**{text}**" if means[fleet, case, method] == best[fleet, case] else text
-            cells.append(text + ("*" if (fleet, case, method) in clear else ""))
+            cells.append(text + (STAR if (fleet, case, method) in clear else ""))
         lines.append(f"| {name_timed(method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -122,15 +126,15 @@ def make_leads(units: list[WangUnit], value: Value, ours: str) -> str:
             (one,) = (one for one in leads if (one.fleet, one.case, one.rival) == (fleet, case, rival))
             low, high = one.lead.interval or (one.lead.mean, one.lead.mean)
             mean, low, high = (f"{scale * v:+.{digits}f}".replace("-", "−") for v in (one.lead.mean, low, high))
-            cells.append(f"{mean} [{low}, {high}]{'*' if one.p < LEVEL else ''}")
-        lines.append(f"| {NAMES[fleet]}, {case.replace('case', 'Case ')} | {' | '.join(cells)} |")
+            cells.append(f"{mean} [{low}, {high}]{STAR if one.p < LEVEL else ''}")
+        lines.append(f"| {name_place(fleet, case)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def make_details(units: list[WangUnit]) -> str:
     """What was chosen, and how many rounds and local steps the 15 seconds held: chosen; rounds; mean tau."""
     by, places = index_units(units), list_places(units)
-    heads = [f"{NAMES[fleet]}, {case.replace('case', 'Case ')}" for fleet, case in places]
+    heads = [name_place(fleet, case) for fleet, case in places]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for method in (CHOSEN, *ADAPTIVE):
         cells = []
@@ -149,24 +153,22 @@ def draw(units: list[WangUnit], path: Path) -> None:
     """The loss of the last model at 15 s against tau: the curve of the fixed ones, and a point per adaptive method."""
     by, places = index_units(units), list_places(units)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 3, figsize=(11.5, 6.4), layout="constrained", sharex=True, sharey=True)
-        for row, fleet in zip(axes, FLEETS, strict=True):
-            for axis, case in zip(row, CASES, strict=True):
-                axis.set_title(f"{NAMES[fleet]}, {case.replace('case', 'Case ')}")
-                if (fleet, case) not in places:
-                    axis.set_axis_off()
-                    continue
-                fixed = [unit for m in list_methods() if m.startswith(FIXED) for unit in [by[fleet, case, m]]]
-                x = [float(unit["method"].removeprefix(FIXED)) for unit in fixed]
-                draw_points(axis, x, fixed, QUIET, "fixed τ", "o", "-")
-                for marker, method in zip("Ps^DX", ADAPTIVE, strict=True):
-                    unit = by[fleet, case, method]
-                    tau = statistics.fmean(run["tau"] for run in unit["runs"].values())
-                    title, colour, _ = find_look(method)
-                    draw_points(axis, [tau], [unit], colour, title, marker, "none")
-                axis.set(xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100], ylim=(0.2, 0.33))
-                axis.xaxis.set_major_formatter("{x:g}")
-                axis.minorticks_off()
+        columns = -(-len(places) // 2)
+        figure, axes = plt.subplots(2, columns, figsize=(11.5, 6.8), layout="constrained", sharex=True)
+        for axis in axes.flat[len(places) :]:
+            axis.set_axis_off()
+        for axis, (fleet, case) in zip(axes.flat, places, strict=False):
+            fixed = [by[fleet, case, method] for method in list_methods() if method.startswith(FIXED)]
+            x = [float(unit["method"].removeprefix(FIXED)) for unit in fixed]
+            draw_points(axis, x, fixed, QUIET, "fixed τ", "o", "-")
+            for marker, method in zip("Ps^DX", ADAPTIVE, strict=True):
+                unit = by[fleet, case, method]
+                tau = statistics.fmean(run["tau"] for run in unit["runs"].values())
+                title, colour, _ = find_look(method)
+                draw_points(axis, [tau], [unit], colour, title, marker, "none")
+            axis.set(title=name_place(fleet, case), xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100])
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.minorticks_off()
         for axis in axes[-1]:
             axis.set_xlabel("local steps τ, mean over clients and rounds")
         for axis in axes[:, 0]:

@@ -17,8 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from deployment_processes import listening, processes_of
+
+pytest.importorskip("prometheus_client")
+from prometheus_client.parser import text_string_to_metric_families
 
 from fedveca.cli import main
 from fedveca.deploy.launch import free_port
@@ -39,7 +43,7 @@ class Day:
 
     def __init__(self, folder: Path) -> None:
         self.kit, self.logs, self.until = folder / "kit", folder, time.monotonic() + MOST_SECONDS
-        self.port = free_port()
+        self.port, self.metrics = free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def launch(self, name: str, command: list[str], place: Path, **variables: str) -> None:
@@ -104,8 +108,11 @@ class Day:
         self.wait(lambda: len(self.rounds()) >= before + more, f"{more} more rounds after {before}")
         return self.rounds()[before:]
 
-    def scrape_metrics(self) -> None:
-        """The one place of this day where the metrics of the server and of its nodes are read."""
+    def scrape_metrics(self) -> dict[tuple[str, ...], float]:
+        """What Prometheus would read at the server, by name and labels."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics}/metrics", timeout=30).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
 @pytest.fixture
@@ -159,6 +166,9 @@ def test_a_day_in_the_life(day: Day, tmp_path: Path, capsys: pytest.CaptureFixtu
     words = ["--nodes", "3", "--port", str(day.port), "--log-mb", str(LOG_BYTES / 2**20), "--log-files", str(LOG_FILES)]
     assert main(["deploy", "init", str(day.kit), "digits-case3", *SETTINGS, *words]) == 0
 
+    watched = {"port": day.metrics, "host": "127.0.0.1", "log": "text"}
+    (day.kit / "server" / "monitor.json").write_text(json.dumps(watched))
+
     # The morning: three nodes, all ready.
     day.start_unit("fedveca-server.service")
     day.wait(lambda: "ready" in day.log("fedveca-server.service"), "the server is ready")
@@ -177,9 +187,15 @@ def test_a_day_in_the_life(day: Day, tmp_path: Path, capsys: pytest.CaptureFixtu
     day.start_unit("fedveca-run.service")
     day.wait(lambda: (day.kit / "server" / "current.json").exists(), "the run has started")
     assert [line["ids"] for line in day.wait_for_rounds(3)] == [[0, 1, 2]] * 3
-    assert listening(processes_of(day.kit)) == {("0100007F", day.port)}
+    assert listening(processes_of(day.kit)) == {("0100007F", day.port), ("0100007F", day.metrics)}
     check_secrets(day)
-    day.scrape_metrics()
+    figures, done = day.scrape_metrics(), len(day.rounds())
+    assert 3 <= figures["fedveca_round",] <= done + 1
+    assert figures["fedveca_clients", "answered"] == figures["fedveca_clients", "connected"] == 3
+    assert 0 < figures["fedveca_train_loss",] < 1
+    assert figures["fedveca_bytes_total", "up"] > figures["fedveca_bytes_total", "down"] > 0
+    assert figures["fedveca_certificate_days", "server"] == pytest.approx(365, abs=1.5)
+    assert figures.get(("fedveca_gateway_rejected_total", "400"), 0) == 0
 
     # A node is added for the next run; another is revoked, and its answers count no more.
     assert main(["deploy", "add", str(day.kit), "node-3"]) == 0
@@ -190,6 +206,9 @@ def test_a_day_in_the_life(day: Day, tmp_path: Path, capsys: pytest.CaptureFixtu
     day.wait(lambda: "400 the key is not registered" in gateway.read_text(), "the gateway rejects node 1")
     day.wait(lambda: "which was revoked" in str(day.rounds()[-1].get("faults")), "its client is left out")
     assert day.rounds()[-1]["ids"] == [0, 2]
+    figures = day.scrape_metrics()
+    assert figures["fedveca_faults_total", "rejected"] >= 1
+    assert figures["fedveca_clients", "answered"] == 2
     assert "clients = 4\n" in (day.kit / "app" / "pyproject.toml").read_text()
 
     # Another device takes its place in the run, with a key of its own and an older version of this package.

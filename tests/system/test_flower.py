@@ -225,7 +225,7 @@ def test_buffered_rounds_do_not_wait_for_a_slow_node(bench: Bench) -> None:
     assert ages
     assert min(ages) >= 1
     took = [s for line in done.rounds for i, s in zip(line["ids"], line["client_seconds"], strict=True) if i == 2]
-    assert min(took) >= 5
+    assert all(seconds is not None and seconds >= 5 for seconds in took)
     assert done.summary["clock"] == done.rounds[-1]["clock"]
 
 
@@ -297,7 +297,8 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(
     keys = ["method", "data", "partition", "rounds", "keep", "model", "batch", "lr", "round_timeout"]
     keys += ["momentum", "optimizer_state", "lr_schedule"]
     words = [f"{key}={getattr(e, key)}" for key in keys]
-    first = subprocess.Popen([*command, *words, "--nodes", "3", "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    words += ["--nodes", "3", "--out", str(out), "--poll", "0"]  # with Flower's own intervals: the end is the same
+    first = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
     until(lambda: lines(out) >= 1 or first.poll() is not None)
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=240)
@@ -312,7 +313,8 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(
     )
     before = lines(out)
     assert before < 3
-    again = subprocess.Popen([*command, "--resume", str(out), "--quiet"])
+    assert "looks for something new" not in (out / "deployment" / "node-0.log").read_text()
+    again = subprocess.Popen([*command, "--resume", str(out), "--quiet", "--poll", "0"])
     until(lambda: lines(out) > before or again.poll() is not None)
     time.sleep(0.5)
     server = json.loads((out / "deployment" / "server.json").read_text())["pid"]
@@ -321,6 +323,7 @@ def test_the_whole_server_killed_in_round_3_of_6_and_resumed(
     again.wait(60)
     assert lines(out) == before + 1
     assert subprocess.run([*command, "--resume", str(out), "--quiet"], check=False, timeout=600).returncode == 0
+    assert "looks for something new from every 0.05 s on" in (out / "deployment" / "node-0.log").read_text()
     done = Run.open(out)
     assert [line["round"] for line in done.rounds] == list(range(6))
     assert scaffold.folder

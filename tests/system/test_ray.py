@@ -93,6 +93,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
         MLP,
         replace(WIDE, workers=2, method="corrected"),
         replace(WIDE, workers=2, method="fedvecam"),
+        replace(WIDE, workers=2, method="adaptivetau", devices="uniform"),  # gradients after the steps, seconds
         replace(WIDE, workers=2, method="scaffold", dp_noise=0.5, dp_seed=1),  # every client counts the same
         replace(WIDE, workers=2, method="scaffold", weights="uniform"),
         replace(WIDE, workers=2, method="scaffold", wire="int8"),
@@ -104,7 +105,7 @@ def went(e: Experiment, rounds: int = 4) -> tuple[Tensor, list[list[int]], Any]:
         replace(MLP, optimizer="adamw", lr=0.003, optimizer_state="keep", weight_decay=0.01),
     ],
     ids=[
-        *("svm-1", "svm-5-tree", "mlp-2", "corrected-2", "fedvecam-2", "private-2", "uniform-2"),
+        *("svm-1", "svm-5-tree", "mlp-2", "corrected-2", "fedvecam-2", "timed-2", "private-2", "uniform-2"),
         *("int8-2", "topk-2", "secure-5"),
         *("moon-2", "fedlc-2", "momentum-2", "adamw-2"),
     ],

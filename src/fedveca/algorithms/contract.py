@@ -72,6 +72,11 @@ class Report(NamedTuple):
     scale: float = 1.0  # of the server's step: shorter where answers are of older models
     payload: int | None = None  # bytes of one client's vectors on their way; None where each number has `width` bytes
     overhead: tuple[int, int] = (0, 0)  # bytes down and up of secure aggregation, beyond order and answers
+    taken: Tensor | None = None  # [n] local steps, where each["tau"] are lengths: under another optimiser (`Recipe`)
+
+    def count_steps(self) -> Tensor:
+        """[n] float64: how many local steps each client took, whatever the optimiser."""
+        return (self.each["tau"] if self.taken is None else self.taken).double().cpu()
 
 
 class Outputs(NamedTuple):

@@ -120,7 +120,8 @@ class Recipe(Algorithm[Any, RecipeCarry]):
     def update(self, state: Any, ids: Tensor, p: Tensor, report: Report) -> tuple[Any, Named]:
         inner, moments = self._split(state)
         steps = self.local.lengths(report.each["tau"], self.lr)  # how far clients went, in steps of plain SGD
-        after, seen = self.algorithm.update(inner, ids, p, report._replace(each=report.each | {"tau": steps}))
+        report = report._replace(each=report.each | {"tau": steps}, taken=report.each["tau"])
+        after, seen = self.algorithm.update(inner, ids, p, report)
         if self.server.is_plain:
             return after, seen
         w, moments = self.server.step(inner.w, after.w - inner.w, moments)

@@ -214,9 +214,12 @@ def _add(args: argparse.Namespace) -> int:
 
     require_flower()
     from fedveca.deploy.members import add_node, parse_node
+    from fedveca.deploy.peers import PEERS_FILE
 
     home = add_node(args.folder, parse_node(args.node))
     print(f"wrote {home}; copy it to its device and start it there with start.sh")
+    if (home / PEERS_FILE).exists():
+        print(f"copy each node's {PEERS_FILE} to its device too: nodes that mask their vectors must know the new key")
     return 0
 
 

@@ -58,7 +58,7 @@ LOG_LINES = 60  # per minute
 UNSIGNED_STATUS = 400  # at 401 or 403 a SuperNode would end silently, or say that its run has ended
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedveca.gateway")  # the module is run as __main__
 
 
 class RequestRejected(Exception):

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from fedveca.deploy.certificates import renew_certificate
 from fedveca.deploy.packages import MOST_NODES, Deployment, write_compose, write_node_package
+from fedveca.deploy.peers import replace_peer
 from fedveca.deploy.pin import pin
 from fedveca.deploy.provision import write_key
 from fedveca.errors import UserError, printable
+from fedveca.monitor.settings import read_monitor, write_monitor
 from fedveca.runs.files import read_object, write_atomic
 
 DEPLOYMENT_FILE = "deployment.json"  # in the server's folder: what `deploy init` was asked for
@@ -90,8 +92,16 @@ def add_node(folder: Path, client: int) -> Path:
     write_compose(folder, deployment)
     _set_clients(folder / "app" / "pyproject.toml", deployment.clients)
     write_deployment_file(server, deployment)
-    write_key(home / "key", public)  # last: now it counts
+    write_monitor(home, read_monitor(server))
+    write_key(home / "key", public)  # now it counts
+    replace_peer(list_nodes(folder), client, public.read_text("utf-8").strip())
     return home
+
+
+def list_nodes(folder: Path) -> list[Path]:
+    """The folders of a deployment's nodes that are here, by number."""
+    found = [path for path in folder.glob("node-*") if re.fullmatch(r"node-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("node-")))
 
 
 def revoke_node(folder: Path, client: int) -> None:
@@ -128,7 +138,7 @@ def renew_deployment(folder: Path, new_authority: bool) -> list[Path]:
     tls = folder / "server" / "tls"
     if not renew_certificate(tls, folder / "authority", new_authority):
         return []
-    homes = sorted(path.parent for path in folder.glob("node-*/ca.pem") if re.fullmatch(r"node-\d+", path.parent.name))
+    homes = list_nodes(folder)
     for home in homes:
         write_atomic(home / "ca.pem", (tls / "ca.pem").read_bytes())
     return [home / "ca.pem" for home in homes]

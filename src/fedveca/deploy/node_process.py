@@ -67,7 +67,7 @@ from fedveca.version import __version__
 NODE_DATA = "FEDVECA_NODE_DATA"  # names a node's rows
 NODE_IDLE_SECONDS = 3600.0
 MEMORY_DAYS = 30  # then the memory of a run that nobody resumes is deleted
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedveca.node")  # the module is run as __main__
 
 
 def work(data: bytes, folder: Path, figures: NodeFigures | None = None) -> bytes:

@@ -37,6 +37,26 @@ def write_peers(nodes: list[Path], keys: Path, least: int) -> None:
         write_atomic(node / PEERS_FILE, content)
 
 
+def replace_peer(nodes: list[Path], client: int, key: str) -> bool:
+    """Lets every node know a client's new key, where they mask their vectors.
+
+    Args:
+        nodes: The folders of all nodes, also that of the client, which may be new.
+        client: Whose key it is.
+        key: Its public key in OpenSSH's form.
+
+    Returns:
+        Whether they do, so that each `peers.json` has to be copied to its device.
+    """
+    known = next((peers for node in nodes if (peers := read_peers(node)) is not None), None)
+    if known is None:
+        return False
+    content = json.dumps({"least": known.least, "keys": known.keys | {client: key}}, indent=1).encode()
+    for node in nodes:
+        write_atomic(node / PEERS_FILE, content)
+    return True
+
+
 def read_peers(folder: Path) -> Peers | None:
     """What the node knows of the others; None where it knows nothing.
 

@@ -83,14 +83,13 @@ class ReplayCohort:
                 continue
             answered, report = self._prepare(i)(k, order, torch.tensor([i]), torch.tensor([steps_i]))
             if len(answered):
-                numbers = {name: float(v[0]) for name, v in report.each.items() if name != "tau"}
+                numbers = {name: float(value[0]) for name, value in report.each.items() if name != "tau"}
                 tally.add(i, steps_i, numbers, report.mean)
         who, report = tally.close(order.w)
         if steps:
             self.memory.rounds[who] = k
-            report = report._replace(
-                faults=self._list_faults(record), timing=self._read_timing(k, record, who.tolist())
-            )
+            timing = self._read_timing(k, record, who.tolist())
+            report = report._replace(faults=self._list_faults(record), timing=timing)
         return who, self.transfer.label(report)
 
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
@@ -128,7 +127,10 @@ class ReplayCohort:
             values = record.get(name)
             if isinstance(values, list) and len(values) == len(record["ids"]):
                 parts[name] = _select(values, at)
-        return Timing(record["clock"] - before, _select(record["client_seconds"], at), None, parts=parts)
+        seconds = _select(record["client_seconds"], at)
+        known = parts.get("step_seconds", seconds)
+        steps = torch.where(known.isnan(), seconds, known)  # as the server had them
+        return Timing(record["clock"] - before, seconds, None, parts=parts, steps=steps)
 
 
 def _select(values: Sequence[float | None], at: Sequence[int]) -> Tensor:
@@ -167,9 +169,10 @@ def replay(
         raise UserError(f"{where} is not the run of a deployment; `fedveca run` repeats a simulation")
     if not former.summary or not former.rounds:
         raise UserError(f"{where} has not ended; resume it first")
-    for name, value, off in (("schedule", e.schedule, "buffered"), ("secure", e.secure, "on")):
-        if value == off:
-            raise UserError(f"{where} has {name}={value}; such rounds cannot be replayed")
+    if e.schedule == "buffered":
+        raise UserError(f"{where} has schedule=buffered, in which the order of answers decides; it cannot be replayed")
+    if e.secure == "on":
+        raise UserError(f"{where} has secure=on, whose sums are rounded under masks; it cannot be replayed")
     measured, sizes = measure_rounds(former), read_sizes(former)
     if devices is None:
         times = predict_own_rounds(former)

@@ -24,7 +24,8 @@ FAULT_REASONS = {  # a reason and how a fault of it begins, in our own words; wh
     "disconnected": r"is not connected|could not be asked|unavailable$|drop$|crash$",
     "diverged": r"has numbers that are not finite|nan$",
     "failed": r"failed:",
-    "rejected": r"node \d+ ",
+    "rejected": r"node \d+ |has lost its key",
+    "version": r"runs fedveca |does not say which fedveca |says it runs fedveca ",
     "invalid": r"",  # everything else: an answer that is not what was asked for
 }
 _BEFORE = re.compile(r"(test|validation): ")

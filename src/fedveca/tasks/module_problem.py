@@ -253,8 +253,8 @@ class ModuleProblem:
         ]
         loss, g = torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
         if self.layers and same is None:
-            found = self.layers.gradients(w, x, y, want_loss=True)
-            self.layers.compare(y.shape[1], torch.equal(loss, found[0]) and torch.equal(g, found[1]))
+            F, slope = self.layers.gradients(w, x, y, want_loss=True)
+            self.layers.compare(y.shape[1], torch.equal(loss, F) and torch.equal(g, slope))
         return loss, g
 
     def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

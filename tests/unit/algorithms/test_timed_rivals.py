@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +18,14 @@ from torch.func import functional_call
 
 import fedveca
 from fedveca import Experiment
-from fedveca.algorithms import AdaComm, AdaptiveTau, Algorithm, FedAvg, FedVeca, FedVecaTime
+from fedveca.algorithms import AdaComm, AdaptiveTau, Algorithm, EqualTime, FedAvg, FedVeca, FedVecaTime
 from fedveca.algorithms.contract import Report, Timing
 from fedveca.algorithms.contrib.adacomm import lower_steps
 from fedveca.algorithms.contrib.adaptivetau import bound_loss
 from fedveca.algorithms.contrib.fedveca_time import add_spent, fit_steps
 from fedveca.algorithms.fedveca import FedVecaState
+from fedveca.algorithms.optimizers import LocalOptimizer
+from fedveca.algorithms.recipe import Recipe
 from fedveca.cohorts.clock.cohort import TimedCohort, WorkRule
 from fedveca.cohorts.clock.fleet import Fleet
 from fedveca.cohorts.clock.profiles import DeviceProfile
@@ -228,6 +231,32 @@ def test_the_search_is_at_most_ten_times_as_far() -> None:
     assert after.tau.tolist() == [30, 30]
     assert after.cost.tolist() == [2, 2]  # 6 s of three steps, and 8 - 6 s
     assert a.update(after._replace(tau=torch.tensor([9, 9])), torch.arange(2), half, report)[0].tau.tolist() == [70, 70]
+
+
+# under another optimiser
+
+
+def test_seconds_are_per_local_step_whatever_the_optimiser() -> None:
+    """With momentum 0.9, three steps are as long as 1 + 1.9 + 2.71 plain ones; a second is still one of three steps."""
+    local = LocalOptimizer(momentum=0.9)
+    timing = Timing(4.0, torch.tensor([4.0]).double(), None, steps=torch.tensor([3.0]).double())
+    numbers = {
+        "tau": torch.tensor([3.0]).double(),
+        "beta": torch.ones(1),
+        "spread": torch.ones(1),
+        "rho": torch.ones(1),
+    }
+    numbers |= {"square": torch.ones(1), "loss": torch.ones(1)}
+    report = Report({"G": torch.ones(2), "grad": torch.ones(2)}, numbers, 1.0, timing=timing)
+    one, ids = torch.ones(1, dtype=torch.float64), torch.tensor([0])
+
+    def update(method: Algorithm) -> Any:
+        recipe = Recipe(method, local)
+        return recipe.update(recipe.init(torch.ones(2), torch.tensor([3])), ids, one, report)[0]
+
+    assert update(EqualTime(0.1)).cost.tolist() == pytest.approx([4 / 3])
+    assert update(FedVecaTime(0.1)).spent.tolist() == [[3, 3, 1, 1]]
+    assert update(AdaptiveTau(0.1)).cost.tolist() == [1, 1]
 
 
 # AdaComm

@@ -9,7 +9,7 @@ import torch
 
 from fedveca.cohorts.local import rows as rows_module
 from fedveca.cohorts.local.rows import ClientRows
-from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.cohorts.local.threads import ThreadPool, use_one_thread
 from fedveca.tasks.datasets.dataset import prepare
 from fedveca.tasks.svm import SquaredSvm
 
@@ -21,7 +21,8 @@ LABELS, ORDER, CPU = torch.arange(90) % 10, torch.randperm(90, generator=G), tor
 @pytest.mark.parametrize("pixels", ["unit", "standardised", "as-is", "channels:0.4:0.3"])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_pieces_and_blocks_are_the_prepared_rows(pixels: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "_PIECE_BYTES", 4 * 36 * piece)
+    monkeypatch.setattr(rows_module, "_PIECE_ROWS", piece)
+    monkeypatch.setattr(rows_module, "_PIECE_BYTES", 0)
     mine = ClientRows(IMAGES, LABELS, ORDER, pixels, CPU)
     want = prepare(IMAGES[ORDER], pixels)
     assert torch.equal(torch.cat([rows.clone() for rows in mine.pieces(5, 83)]), want[5:83])
@@ -38,15 +39,22 @@ def test_rows_that_are_ready_are_read_where_they_lie() -> None:
     assert next(ready.pieces(3, 50)).data_ptr() == x.data_ptr()
 
 
-def test_scores_in_pieces_make_the_same_loss() -> None:
-    """Each score is one row's product with w, whatever other rows are beside it."""
-    svm, x, y = SquaredSvm(784), torch.rand(3000, 784, generator=G), torch.arange(3000)
-    w = torch.randn(784, generator=G)
-    loss, scores = svm.losses(w, x, y)
-    for piece in (1000, 167):
-        parts = torch.cat([rows @ w for rows in torch.split(x, piece)])
-        assert torch.equal(parts, scores[:, 0])
-        assert torch.equal(svm.close_loss(w, parts, y), loss)
+@pytest.mark.parametrize("numel", [784, 100, 37])
+def test_scores_in_pieces_make_the_same_loss(numel: int) -> None:
+    """Each score has the bytes that it has in the whole block, whatever rows are beside it."""
+    svm, x, y = (
+        SquaredSvm(numel),
+        torch.randint(0, 256, (8001, numel), generator=G, dtype=torch.uint8),
+        torch.arange(8001),
+    )
+    mine, w = ClientRows(x, y, y, "unit", CPU), torch.randn(numel, generator=G)
+    with use_one_thread():
+        for stop in (8001, 7990, 4099):
+            loss, scores = svm.losses(w, prepare(x[:stop], "unit"), y[:stop])
+            pieces = [rows @ w for rows in mine.pieces(0, stop)]
+            assert len(pieces) > 1
+            assert torch.equal(torch.cat(pieces), scores[:, 0])
+            assert torch.equal(svm.close_loss(w, torch.cat(pieces), y[:stop]), loss)
 
 
 def test_work_inside_a_thread_of_a_pool_stays_in_it() -> None:

@@ -56,6 +56,25 @@ def test_a_revoked_client_gets_another_node_with_another_key(kit: Path, capsys: 
     assert read_deployment(kit).clients == 2
 
 
+def test_nodes_that_mask_their_vectors_know_the_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedveca.deploy.peers import read_peers
+
+    kit = tmp_path / "kit"
+    assert main(["deploy", "init", str(kit), "--nodes", "3", "model=svm", "secure=on", "--metrics-port", "9464"]) == 0
+    before = read_peers(kit / "node-0")
+    assert before
+    revoke_node(kit, 1)
+    capsys.readouterr()
+    for name, clients in (("node-1", 3), ("node-3", 4)):
+        assert main(["deploy", "add", str(kit), name]) == 0
+        assert "copy each node's peers.json to its device too" in capsys.readouterr().out
+        keys = {i: (kit / "server" / "keys" / f"node-{i}.pub").read_text().strip() for i in range(clients)}
+        for i in range(clients):
+            assert read_peers(kit / f"node-{i}") == before._replace(keys=keys)
+    assert keys[1] != before.keys[1]
+    assert (kit / "node-3" / "monitor.json").read_bytes() == (kit / "server" / "monitor.json").read_bytes()
+
+
 @pytest.mark.parametrize("name", ["", "node", "node-", "node--1", "node-10000", "../node-1", "node-1\n", "node-¹", "a"])
 def test_what_is_not_a_node_is_rejected(name: str, kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for way in ("add", "revoke"):

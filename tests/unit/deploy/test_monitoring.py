@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -27,7 +30,7 @@ from fedveca.deploy.monitoring import (
 )
 from fedveca.deploy.node_process import work
 from fedveca.errors import UserError
-from fedveca.monitor.settings import MonitorSettings, write_monitor
+from fedveca.monitor.settings import LogForm, MonitorSettings, write_monitor
 
 
 def parse(text: str) -> dict[tuple[str, ...], float]:
@@ -132,6 +135,27 @@ def test_the_gateways_statuses_are_a_few(tmp_path: Path) -> None:
     assert found[("fedveca_gateway_connections",)] == 4
     assert found[("fedveca_gateway_waiting",)] == 3
     assert found[("fedveca_gateway_forwarded_total",)] == 2
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_gateways_program_logs_in_the_form_that_is_set(form: LogForm, tmp_path: Path) -> None:
+    write_certificates(tmp_path / "tls", ["127.0.0.1"])
+    (tmp_path / "keys").mkdir()
+    write_monitor(tmp_path, MonitorSettings(log=form))
+    port = free_port()
+    command = [sys.executable, "-m", "fedveca.deploy.gateway", "--host", "127.0.0.1", "--port", str(port)]
+    folders = ["--keys", str(tmp_path / "keys"), "--api", str(tmp_path), "--tls", str(tmp_path / "tls")]
+    process = subprocess.Popen([*command, *folders], stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    line = process.stderr.readline()
+    process.kill()
+    process.communicate()
+    sentence = f"the gateway listens on 127.0.0.1 port {port}"
+    if form == "json":
+        found = json.loads(line)
+        assert (found["message"], found["level"], found["logger"]) == (sentence, "info", "fedveca.gateway")
+    else:
+        assert line.endswith(f"INFO {sentence}\n")
 
 
 def test_a_server_serves_what_its_processes_write(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
-    real = population.answer
+    real = meeting.answer
 
     def lose(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
         lines = mine[1].folder / "rounds.jsonl"

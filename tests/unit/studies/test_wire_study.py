@@ -25,7 +25,7 @@ def test_the_page_of_wire_shows_the_committed_results() -> None:
 
 
 def test_a_run_becomes_an_outcome() -> None:
-    e = make_experiment("digits", "scaffold", "topk 1 %", 701).replace(model="svm", rounds=3, tau_0=2)
+    e = make_experiment("digits", "scaffold", "topk 1 %", 711).replace(model="svm", rounds=3, tau_0=2)
     done = fedveca.run(e, device="cpu")
     found = describe_run(done, 0.0)
     each = done.rounds[0]["bytes_up"]

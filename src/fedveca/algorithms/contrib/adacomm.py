@@ -53,7 +53,7 @@ class AdaComm(Algorithm[AdaCommState, NoCarry]):
         tau = lower_steps(state.tau, state.base, loss / first, self.ada_gamma)
         return state._replace(tau=tau, interval=interval), {}
 
-    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor | None = None) -> NoCarry:
+    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor | NoCarry = ()) -> NoCarry:
         return ()
 
     def finish(self, order: Order, s: NoCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:

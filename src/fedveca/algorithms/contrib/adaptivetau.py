@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedveca.algorithms.contract import Algorithm, Named, Order, Report
+from fedveca.algorithms.contract import Algorithm, Named, NoCarry, Order, Report
 from fedveca.algorithms.control import TAU_MAX
 from fedveca.algorithms.estimates import norm
 from fedveca.algorithms.hyper import hyper
@@ -55,7 +55,7 @@ class AdaptiveTau(Algorithm[AdaptiveTauState, AdaptiveTauCarry]):
         state, last = state._replace(w=state.w - self.lr * report.mean["G"]), state.cost
         if report.timing is None:  # nobody has measured
             return state, {}
-        (steps, _), took = report.timing.split(), report.each["tau"].double().cpu()
+        (steps, _), took = report.timing.split(), report.count_steps()
         aggregation = max(0.0, report.timing.seconds - float(steps.max()))
         cost = torch.stack([(steps / took).max(), torch.tensor(aggregation, dtype=torch.float64)])
         state = state._replace(cost=cost)
@@ -74,8 +74,8 @@ class AdaptiveTau(Algorithm[AdaptiveTauState, AdaptiveTauCarry]):
         zero = torch.zeros_like(w)
         return {"model": zero, "gradient": zero, "loss": zero[..., :1], "known": zero[..., :1]}
 
-    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor | None = None) -> AdaptiveTauCarry:
-        assert loss is not None
+    def start(self, order: Order, memory: Named, g0: Tensor, loss: Tensor | NoCarry = ()) -> AdaptiveTauCarry:
+        assert isinstance(loss, Tensor)
         known, far = memory["known"] > 0, norm(memory["model"] - order.w)
         apart = known & (far > NEAR)
         rho = torch.where(apart, (memory["loss"] - loss).abs() / far, 0.0)

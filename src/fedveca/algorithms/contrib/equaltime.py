@@ -39,7 +39,7 @@ class EqualTime(Algorithm[EqualTimeState, NoCarry]):
         state = state._replace(w=w)
         if report.timing is None:  # nobody has measured
             return state, {}
-        cost = state.cost.index_copy(0, ids, report.timing.clients / took)
+        cost = state.cost.index_copy(0, ids, report.timing.clients / report.count_steps())
         return state._replace(cost=cost, tau=equalise_times(state.base, cost, self.tau_max)), {}
 
     def finish(self, order: Order, s: NoCarry, w: Tensor, tau: Tensor) -> tuple[Named, Named, Named]:

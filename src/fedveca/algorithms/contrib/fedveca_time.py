@@ -44,7 +44,7 @@ class FedVecaTime(FedVeca):
         after, seen = super().update(inner, ids, p, report)
         if report.timing is None:  # nobody has measured
             return FedVecaTimeState(*after, state.spent), seen
-        spent = add_spent(state.spent, ids, report.each["tau"], report.timing)
+        spent = add_spent(state.spent, ids, report.count_steps(), report.timing)
         if state.k > 0:
             steps, seconds, rounds, others = spent[ids].unbind(1)
             tau = fit_steps(after.tau[ids], p, seconds / steps, others / rounds)
@@ -54,8 +54,8 @@ class FedVecaTime(FedVeca):
 
 def add_spent(spent: Tensor, ids: Tensor, took: Tensor, timing: Timing) -> Tensor:
     """[N, 4]: `spent` with a round in which clients `ids` took so many local steps."""
-    took, (steps, others) = took.double().cpu(), timing.split()
-    return spent.index_add(0, ids, torch.stack([took, steps, torch.ones_like(took), others], 1))
+    steps, others = timing.split()
+    return spent.index_add(0, ids, torch.stack([took.double(), steps, torch.ones_like(steps), others], 1))
 
 
 def fit_steps(caps: Tensor, p: Tensor, step: Tensor, fixed: Tensor) -> Tensor:

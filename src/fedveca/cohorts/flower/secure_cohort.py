@@ -33,6 +33,7 @@ from fedveca.cohorts.flower.messages import (
     quote_names,
     read_answer,
 )
+from fedveca.cohorts.flower.times import AnswerTimes, measure_answer, report_times
 from fedveca.cohorts.secure.fixed_point import LARGEST_NORM, choose_fraction, decode
 from fedveca.cohorts.secure.identity import ProtocolError
 from fedveca.cohorts.secure.lengths import SESSION_BYTES, WORD_BYTES, count_text
@@ -66,11 +67,12 @@ class SecureFlowerCohort(FlowerCohort):
         self._silent: set[int] = set()  # clients that did not answer the last time: nobody waits for their keys
         self._next: ServerSession | None = None  # prepared while the last round was unmasked
         self._down = self._up = 0  # bytes of the protocol since the last round that counted
+        self._times: dict[int, AnswerTimes] = {}  # of the round's clients
 
     def _round(self, k: int, order: Order, ids: list[int], tau: dict[int, int]) -> tuple[Tensor, Report]:
         if max(tau.values()) == 0:
             return super()._round(k, order, ids, tau)  # losses only
-        form, self._diverged = self._find_form(order), set()
+        form, self._diverged, self._times = self._find_form(order), set(), {}
         none = torch.empty(0, dtype=torch.int64), Report({}, {}, 0.0)
         threshold = find_threshold(len(ids), self.secure_threshold)
         session = self._open_session(ids, threshold)
@@ -100,6 +102,7 @@ class SecureFlowerCohort(FlowerCohort):
             {name: v.to(order.w) for name, v in mean.items()},
             {name: torch.tensor(v, dtype=torch.float64) for name, v in each.items()} if len(who) else {},
             mass / float(self.weights.double().sum()),
+            timing=report_times(0.0, [self._times[i] for i in who.tolist()]),
             overhead=self._take_overhead(len(total), len(arrived), len(who)),
         )
 
@@ -184,8 +187,7 @@ class SecureFlowerCohort(FlowerCohort):
         self, k: int, order: Order, session: ServerSession, tau: dict[int, int], total: Words
     ) -> dict[int, dict[str, float]]:
         """Sends the orders and adds masked vectors to `total` as they come; returns the numbers of their clients."""
-        active, form = session.active, self._form
-        assert form is not None
+        active, form = session.active, self._find_form(order)
         asked: dict[int, Mapping[str, Value]] = {}
         for i in active:
             text = _to_text(session.make_mask_request(i))
@@ -195,7 +197,11 @@ class SecureFlowerCohort(FlowerCohort):
         found: dict[int, dict[str, float]] = {}
         for i in (i for i in active if i in sent):
             try:
-                numbers, vectors = self._read_masked(i, self._wait_for_reply(i, sent[i], deadline), k, tau[i], form)
+                reply = self._wait_for_reply(i, sent[i], deadline)
+                numbers, vectors = self._read_masked(i, reply, k, tau[i], form)
+                up = WORD_BYTES * sum(form.vectors.values()) + 8 * (len(numbers) + 1)  # with tau
+                arrived = self.inbox.arrived[sent[i].message]
+                self._times[i] = measure_answer(reply, arrived, self.inbox.wall, self.inbox.down, up)
             except InvalidAnswer as error:
                 self._lose(i, str(error))
                 continue

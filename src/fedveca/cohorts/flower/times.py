@@ -26,7 +26,7 @@ RECEIVED, WORK, PROBE, STEPS = "received", "work", "probe", "steps"
 _NAMES = {RECEIVED, WORK, PROBE, STEPS}
 HELD_BYTES = 256 * 2**20  # of answers that have arrived and are not due yet
 _LOOKS = 16  # at other answers, while one is due
-CLOCK_SECONDS = 0.05  # by which a node's clock may differ from the server's
+CLOCK_DIFFERENCE = 0.05  # by which a node's clock may differ from the server's
 
 
 class Inbox:
@@ -119,7 +119,7 @@ def measure_answer(message: Message, total: float, wall: float, down: int, up: i
     if work is not None and RECEIVED in seconds:
         longest = total - work
         said_wait = seconds[RECEIVED] - wall
-        if -CLOCK_SECONDS <= said_wait <= longest + CLOCK_SECONDS:
+        if -CLOCK_DIFFERENCE <= said_wait <= longest + CLOCK_DIFFERENCE:
             wait = min(max(said_wait, 0.0), longest)
     return AnswerTimes(total, wait, work, probe, steps, down, up)
 

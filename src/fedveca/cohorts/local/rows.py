@@ -18,6 +18,7 @@ from fedveca.tasks.datasets.lazy import LazyRows
 _AHEAD = 2  # steps whose rows are read while another one is computed
 _READERS = 4  # threads that read ahead
 _PIECE_BYTES = 2**19  # of prepared rows that are worked on at a time: half of what a core's own cache holds
+_PIECE_ROWS = 64  # a piece has a multiple of these: a product with a vector rounds by the place of a row in its group
 Feed = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]  # row numbers [steps, n, B] -> the rows of each step
 
 
@@ -89,8 +90,7 @@ class ClientRows:
 
     @cached_property
     def _piece(self) -> int:
-        """Rows of a piece."""
-        return max(1, _PIECE_BYTES // (4 * self.numel))
+        return _count_piece(self.numel)
 
     def _prepare_pieces(self, start: int, ready: Tensor) -> Iterator[Tensor]:
         """Prepares as many rows from `start` as `ready` has room for, there, while they are in the cache."""
@@ -182,8 +182,8 @@ class LazyClientRows:
 
     def pieces(self, start: int, stop: int) -> Iterator[Tensor]:
         """As `ClientRows.pieces`."""
-        few = max(1, _PIECE_BYTES // (4 * self.numel))
-        yield from map(self._prepare, self._read_ahead(torch.split(torch.arange(start, stop), few)))
+        parts = torch.split(torch.arange(start, stop), _count_piece(self.numel))
+        yield from map(self._prepare, self._read_ahead(parts))
 
     def feed(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The prepared rows and the labels of each step of index [steps, ...], on the device."""
@@ -225,6 +225,11 @@ class LazyClientRows:
     @cached_property
     def _readers(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_READERS, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def _count_piece(numel: int) -> int:
+    """Rows of a piece, where a row has so many numbers."""
+    return max(1, _PIECE_BYTES // (4 * numel * _PIECE_ROWS)) * _PIECE_ROWS
 
 
 def _reorder(x: Tensor, order: Tensor) -> Tensor:

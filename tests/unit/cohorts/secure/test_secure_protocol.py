@@ -80,22 +80,6 @@ def find_sum(parties: Parties, arrived: list[int], helpers: list[int]) -> NDArra
     return total.view(np.int64)
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.data())
-def test_the_sum_is_exact_whoever_is_lost_at_whatever_stage(data: st.DataObject) -> None:
-    n = data.draw(st.integers(3, 6), "members")
-    t = data.draw(st.integers(n // 2 + 1, n), "threshold")
-    everyone = list(range(n))
-    shared = sorted(data.draw(st.permutations(everyone), "shared")[: data.draw(st.integers(t, n))])
-    arrived = sorted(data.draw(st.permutations(shared), "arrived")[: data.draw(st.integers(t, len(shared)))])
-    helpers = data.draw(st.permutations(arrived), "helpers")[: data.draw(st.integers(t, len(arrived)))]
-    parties = meet(n, t)
-    parties.share(shared)
-    with np.errstate(over="ignore"):
-        expected = np.sum([flatten(draw(i)) for i in arrived], axis=0)
-    assert np.array_equal(find_sum(parties, arrived, helpers), expected)
-
-
 def test_two_clients_masks_cancel_by_hand() -> None:
     """The lower number adds what the higher subtracts."""
     low, high = secrets.token_bytes(32), secrets.token_bytes(32)
@@ -366,3 +350,19 @@ def test_bytes_are_counted_as_they_are() -> None:
     down += sum(count_text(len(parties.server.make_mask_request(i))) for i in range(4))
     up = sum(count_text(len(data)) for data in (*shares, *revealed))
     assert count_bytes(4, 3) == (down, up)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_the_sum_is_exact_whoever_is_lost_at_whatever_stage(data: st.DataObject) -> None:
+    n = data.draw(st.integers(3, 6), "members")
+    t = data.draw(st.integers(n // 2 + 1, n), "threshold")
+    everyone = list(range(n))
+    shared = sorted(data.draw(st.permutations(everyone), "shared")[: data.draw(st.integers(t, n))])
+    arrived = sorted(data.draw(st.permutations(shared), "arrived")[: data.draw(st.integers(t, len(shared)))])
+    helpers = data.draw(st.permutations(arrived), "helpers")[: data.draw(st.integers(t, len(arrived)))]
+    parties = meet(n, t)
+    parties.share(shared)
+    with np.errstate(over="ignore"):
+        expected = np.sum([flatten(draw(i)) for i in arrived], axis=0)
+    assert np.array_equal(find_sum(parties, arrived, helpers), expected)

@@ -1,0 +1,92 @@
+"""How long many runs take: the demo's 18, a column of Table I, and 60 runs of 1,000 clients, with their peak memory.
+
+Each command is a process of its own. In every pass the sources take turns: this checkout, and another one where
+`--against` names its `src`.
+
+    python -m benchmarks.speed.population --data DIR --against ../other/src --out docs/results/population.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.speed.machine import machine
+
+HERE = Path(__file__).parents[2] / "src"
+SVM = ["compare", "svm-mnist-case3"]
+JOBS = {  # -1 and -2: so many worker processes
+    "demo": ["compare", "digits-case3", "--seeds", "3", "--workers", "3"],
+    "demo-1": ["compare", "digits-case3", "--seeds", "3"],
+    "column": [*SVM, "--seeds", "10"],
+    "column-2": [*SVM, "--seeds", "10", "--workers", "2"],
+    "svm-1000": [*SVM, "--seeds", "10", "clients=1000", "partition=case1", "rounds=3"],
+}
+
+
+class Cost(NamedTuple):
+    """What one command took."""
+
+    seconds: float
+    processor: float  # seconds of all its processes
+    megabytes: float  # peak of the largest process
+
+
+def measure(words: list[str], source: Path) -> Cost:
+    """Runs a command of the package in `source`, in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fedveca", *words, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(source)}, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} failed with {process.returncode}")
+    return Cost(round(seconds, 2), round(used.ru_utime + used.ru_stime, 2), round(used.ru_maxrss / 1024, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="folder of MNIST's four gzipped idx files, or of its folder")
+    parser.add_argument("--against", type=Path, help="the src folder of another checkout")
+    parser.add_argument(
+        "--jobs", default=",".join(JOBS), metavar="JOB,JOB", help="the jobs to run (default: %(default)s)"
+    )
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=0, help="fewer rounds of each run, for a quick look")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    if args.data:
+        os.environ["FEDVECA_DATA"] = str(args.data.resolve())
+    jobs = args.jobs.split(",")
+    sources = {"this": HERE} | ({"before": args.against.resolve()} if args.against else {})
+    found: dict[str, dict[str, list[Cost]]] = {job: {name: [] for name in sources} for job in jobs}
+    for k in range(args.passes):
+        for job in jobs:
+            for name, source in sources.items():
+                words = JOBS[job] + ([f"rounds={args.rounds}"] if args.rounds else [])
+                found[job][name].append(measure(words, source))
+                print(f"pass {k + 1}: {job}, {name}: {found[job][name][-1]}", flush=True)
+    table = {
+        job: {name: {"passes": [cost._asdict() for cost in costs], **_summarize(costs)} for name, costs in mine.items()}
+        for job, mine in found.items()
+    }
+    content = {"machine": machine(), "rounds": args.rounds or "those of the presets", "jobs": table}
+    args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _summarize(costs: list[Cost]) -> dict[str, float]:
+    return {name: statistics.median(getattr(cost, name) for cost in costs) for name in Cost._fields}
+
+
+if __name__ == "__main__":
+    main()
