@@ -16,6 +16,7 @@ import os
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.products.slow_rows import FACTORS, NODE_DATA, SLOW_ROW_MS
 from fedveca.deploy.launch import Federation
@@ -96,15 +97,34 @@ def measure(folder: Path, rounds: int, row_ms: float) -> dict[str, object]:
     }
 
 
+def format_tables(found: dict[str, Any]) -> str:
+    """What docs/twin.md has of a result, in Markdown."""
+    again, count = found["replay"], len(found["replay"]["rounds"])
+    lines = [
+        f"weights differ by {again['difference']:g}; {count} rounds: {100 * again['mean_error']:.0f} % off on average, "
+        f"{100 * again['largest_error']:.0f} % at the most",
+        "",
+        "| round | measured s | predicted s | error |",
+        "|---|---|---|---|",
+    ]
+    for k, t in enumerate(again["rounds"], 1):
+        lines.append(f"| {k} | {t['measured']:.1f} | {t['predicted']:.1f} | {100 * t['error']:+.1f} % |")
+    lines += ["", "| run | rounds | seconds | predicted | error | bytes | error |", "|---|---|---|---|---|---|---|"]
+    for p in found["plans"]:
+        seconds = f"{p['seconds']:.1f} | {p['predicted_seconds']:.1f} | {100 * p['seconds_error']:+.1f} %"
+        lines.append(f"| {p['run']} | {p['rounds']} | {seconds} | {p['bytes']:,} | {100 * p['bytes_error']:+.1f} % |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="of the run that is fitted; the others have half of it")
-    parser.add_argument("--row-ms", type=float, default=10.0, help="milliseconds per row of the fastest node")
+    parser.add_argument("--row-ms", type=float, default=15.0, help="milliseconds per row of the fastest node")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), args.rounds, args.row_ms)
-    print(json.dumps(found["replay"], indent=2))
+    print(format_tables(found))
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -44,7 +44,12 @@ def _devices(args: argparse.Namespace) -> int:
     rounds = count_noun(sum(len(run.rounds) for run in runs), "round")
     names = ", ".join(str(run.folder) for run in runs)
     write_atomic(out, write_devices(profiles, f"fitted by fedveca devices to {rounds} of {names}").encode())
-    times = [time for run in runs if len(run.rounds) > 3 for time in predict_own_rounds(run)]
+    times = [
+        time
+        for run in runs
+        if len(run.rounds) > 3 and run.experiment.schedule != "buffered"
+        for time in predict_own_rounds(run)
+    ]
     if not args.json and not args.quiet:
         console = make_console()
         console.print(make_device_table(profiles, samples))

@@ -27,6 +27,7 @@ from fedveca.runs.build import cohort_options
 from fedveca.runs.device_fit import (
     RoundTime,
     TimePredictor,
+    find_limit,
     make_rule,
     measure_rounds,
     predict_own_rounds,
@@ -170,13 +171,15 @@ def replay(
         raise UserError(f"{where} has not ended; resume it first")
     if e.schedule == "buffered":
         raise UserError(f"{where} has schedule=buffered, in which the order of answers decides; it cannot be replayed")
+    if e.secure == "on":
+        raise UserError(f"{where} has secure=on, whose sums are rounded under masks; it cannot be replayed")
     measured, sizes = measure_rounds(former), read_sizes(former)
     if devices is None:
         times = predict_own_rounds(former)
     else:
         predictor, rule = TimePredictor(devices, e.clients), make_rule(former)
         times = [
-            RoundTime(k, measured[k], predictor.predict_record(record, rule, e.round_timeout))
+            RoundTime(k, measured[k], predictor.predict_record(record, rule, find_limit(e)))
             for k, record in enumerate(former.rounds)
         ]
     data, clients = _load_clients(former, where)

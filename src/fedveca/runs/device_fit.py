@@ -21,11 +21,12 @@ from scipy.optimize import nnls
 
 from fedveca.cohorts.clock.cohort import WorkRule
 from fedveca.cohorts.clock.fleet import Fleet, Work
-from fedveca.cohorts.clock.profiles import FORWARD_SHARE, MOST_SPREAD, DeviceProfile
+from fedveca.cohorts.clock.profiles import FORWARD_SHARE, LATE_ANSWER, MOST_SPREAD, DeviceProfile
 from fedveca.cohorts.clock.schedule import close_round
 from fedveca.errors import UserError, printable
 from fedveca.runs.build import cohort_options, make_method
 from fedveca.runs.clock import make_work_rule
+from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.schema import Round, get_number, is_count, is_number
@@ -34,7 +35,7 @@ DRAWS = 64  # of the devices' spreads, over which a predicted round is the mean
 _VARIES = 0.05  # of the largest value: what differs by less says nothing about what depends on it
 _PACKET = 1500  # bytes of one on most networks
 _SURE = 4.0  # standard errors by which bytes must take time, before a bandwidth is believed: it is used far beyond
-TIMED_OUT = "timed out"  # how the fault of a client begins for which a round waited in vain
+_WAITED = ("timed out", LATE_ANSWER)  # how the fault of a client begins for which a round waited in vain
 KeepRound = Callable[[int], bool]
 
 
@@ -112,7 +113,8 @@ def _read_samples(run: Run, record: Round, rule: WorkRule) -> list[ClientTime]:
     up = record.get("answer_bytes") or [round((get_number(record, "bytes_up") or 0) / len(ids))] * len(ids)
     unknown: list[float | None] = [None] * len(ids)
     work, wait = record.get("work_seconds") or unknown, record.get("wait_seconds") or unknown
-    losses = unknown if rule.algorithm.needs_gradient else record.get("probe_seconds") or unknown
+    probes = rule.algorithm.needs_gradient or rule.algorithm.needs_gradient_after
+    losses = unknown if probes else record.get("probe_seconds") or unknown
     parts = (ids, rows.tolist(), loss_rows.tolist(), down, up, totals, work, wait, losses)
     if any(len(part) != len(ids) for part in parts):
         raise UserError(f"round {record['round'] + 1} of {_name(run)} has lists of different lengths")
@@ -266,7 +268,7 @@ class TimePredictor:
     def predict_record(self, record: Round, rule: WorkRule, timeout: float) -> float:
         """Seconds of a recorded round, given who answered and how many local steps each took."""
         ids, tau = record["ids"], torch.tensor(record["tau"])
-        waited = any(fault["what"].startswith(TIMED_OUT) for fault in record.get("faults", []))
+        waited = any(fault["what"].startswith(_WAITED) for fault in record.get("faults", []))
         if not ids:
             return timeout if waited else 0.0
         rows, loss_rows = rule.count_rows(torch.tensor(ids), tau)
@@ -275,6 +277,11 @@ class TimePredictor:
         up = (get_number(record, "bytes_up") or 0) / len(ids)
         found = self.predict_round(record["round"], ids, Work(rows, loss_rows, round(down), round(up)))
         return max(found, timeout) if waited else found
+
+
+def find_limit(e: Experiment) -> float:
+    """Seconds for which a round of a deployment waits at the most."""
+    return min(e.deadline, e.round_timeout) if e.schedule == "deadline" else e.round_timeout
 
 
 def measure_rounds(run: Run) -> list[float]:
@@ -300,7 +307,7 @@ def predict_own_rounds(run: Run) -> list[RoundTime]:
     for of in (halves[1] | halves[0], halves[0] | halves[1]):
         profiles = nobody | {i: _fit_device(f"client-{i}", samples) for i, samples in of.items()}
         fitted.append(TimePredictor([profiles[i] for i in range(clients)], clients))
-    timeout = run.experiment.round_timeout
+    timeout = find_limit(run.experiment)
     return [
         RoundTime(k, measured[k], fitted[k % 2].predict_record(record, rule, timeout))
         for k, record in enumerate(run.rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ CASES: dict[str, Experiment] = {
     "fedveca": E,
     "memory": replace(E, method="scaffold", momentum=0.9, optimizer_state="keep", keep="last"),
     "wire": replace(E, wire="float16"),
+    "sparse wire": replace(E, model="logistic", wire="topk", wire_share=0.3),
+    "whole numbers": replace(E, model="logistic", wire="int8"),
     "time": replace(E, method="equaltime"),
     "clients test": replace(E, model="logistic", test_by="client", val=0.1),
     "some take part": replace(E, participation=0.7, weights="uniform"),
@@ -137,6 +140,15 @@ def test_devices_that_are_named_predict(tmp_path: Path) -> None:
     former = deploy(E, tmp_path)
     slow = replay(former, devices=[DeviceProfile("slow", latency_ms=4000.0)])
     assert [time.predicted for time in slow.times] == pytest.approx([8.0] * 4)
+
+
+def test_asynchronous_and_masked_rounds_are_rejected(tmp_path: Path) -> None:
+    former = deploy(E, tmp_path)
+    for settings in ({"schedule": "buffered", "keep": "last"}, {"secure": "on", "keep": "last"}):
+        e: Any = SimpleNamespace(**{**vars(E), **settings})
+        name, value = next(iter(settings.items()))
+        with pytest.raises(UserError, match=f"has {name}={value}, .* cannot be replayed"):
+            replay(replace(former, experiment=e))
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
