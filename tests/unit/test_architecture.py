@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,3 +157,9 @@ def test_the_way_of_one_round_is_short_and_exists() -> None:
         source = (SOURCE / file).read_text("utf-8")
         for part in name.split("."):
             assert re.search(rf"\b(def|class) {part}\b", source), f"{file} has no {name}"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest imports test files by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
