@@ -105,8 +105,8 @@ def test_mistakes_are_one_sentence_and_exit_code_2(study: Path, capsys: Capture,
 
 
 def test_every_committed_study_can_be_read() -> None:
-    """But for those of `public` and `rivals`, which hold more than settings and have readers of their own."""
+    """But for those of `public`, `rivals` and `wang`, which are not studies alone and have readers of their own."""
     files = [path for path in (ROOT / "studies").rglob("*.toml") if path.name != "preset.toml"]
-    files = [path for path in files if path.parent.name not in ("public", "rivals")]
+    files = [path for path in files if path.parent.name not in ("public", "rivals", "wang")]
     assert len(files) >= 9
     assert all(read_study(path) for path in files)

@@ -55,9 +55,10 @@ EXAMPLES = (
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 for a run that diverged or could not be written, 2 for bad input, 130 for Ctrl-C and SIGTERM."""
     try:
-        code = _run_command(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return code
+        try:
+            return _run_command(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # also after a help text, which ends the program
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

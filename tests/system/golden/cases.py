@@ -37,7 +37,11 @@ RESUMED = (
 STOPPED_FOLDERS = ("fedveca-digits-mlp", "scaffold-partial")  # after half of their rounds
 FINISHED_FOLDER = "corrected-digits"  # after half of its rounds, which were all that were wanted
 TIMES = ("seconds",)
-LATER = ("rows", "warnings", "condition_alpha", "condition_step", "condition_drift")  # recorded since version 0.1.0
+LATER = (  # recorded since version 0.1.0; the times are those of a deployment
+    *("rows", "warnings", "condition_alpha", "condition_step", "condition_drift"),
+    *("clock", "client_seconds", "wait_seconds", "work_seconds", "probe_seconds", "step_seconds"),
+    *("order_bytes", "answer_bytes"),
+)
 QUOTIENTS = ("beta", "delta", "A", "L", "premise")  # of differences in float32: elsewhere they agree to fewer digits
 VARIABLES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 

@@ -170,7 +170,7 @@ def test_a_server_serves_what_its_processes_write(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/metrics"
         found = parse(httpx.get(url).text)
         assert ("fedveca_round",) not in found
-        assert found[("fedveca_certificate_days", "ca")] == pytest.approx(20, abs=0.01)
+        assert found[("fedveca_certificate_days", "ca")] == pytest.approx(3650, abs=0.01)
         assert found[("fedveca_certificate_days", "server")] == pytest.approx(20, abs=0.01)
         assert found[("fedveca_memory_bytes", "gateway")] > 10e6
         (tmp_path / RUN_FILE).write_text("fedveca_round 1\n")

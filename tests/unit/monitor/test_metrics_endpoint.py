@@ -119,12 +119,12 @@ def test_the_days_until_a_certificate_expires(days: int, tmp_path: Path) -> None
 
 
 def test_figures_of_the_machine(tmp_path: Path) -> None:
-    write_certificates(tmp_path, ["127.0.0.1"], 30)
+    write_certificates(tmp_path, ["127.0.0.1"], 30)  # the authority's lasts ten years
     (tmp_path / "broken.pem").write_text("not a certificate")
-    files = {"ca": tmp_path / "ca.pem", "none": tmp_path / "none.pem", "broken": tmp_path / "broken.pem"}
+    files = {"server": tmp_path / "server.pem", "none": tmp_path / "none.pem", "broken": tmp_path / "broken.pem"}
     registry = make_registry(lambda: {"gateway": 5, "superlink": 7}, files)
     found = {(s.name, *s.labels.values()): s.value for family in registry.collect() for s in family.samples}
-    assert found.pop(("fedveca_certificate_days", "ca")) == pytest.approx(30, abs=0.01)
+    assert found.pop(("fedveca_certificate_days", "server")) == pytest.approx(30, abs=0.01)
     assert found.pop(("fedveca_memory_bytes", "gateway")) == 5
     assert found.pop(("fedveca_memory_bytes", "superlink")) == 7
     ((name, *labels),) = found

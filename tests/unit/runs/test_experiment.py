@@ -87,7 +87,7 @@ def in_range(key: str) -> st.SearchStrategy[Any]:
     }
     fixed |= PLAIN | {"test_by": "both", "test_share": 0.3, "val": 0.25, "method_options": "q=2,personal=fc1 fc2"}
     fixed |= {"guard": "off"}  # it does not go with every keep
-    fixed |= {"secure": "off", "secure_threshold": 0}  # nor this with every rule and wire
+    fixed |= {"secure": "off", "secure_threshold": 0, "wire": "int8"}  # nor these with every rule
     fixed |= {"devices": "phones", "schedule": "deadline", "deadline": 2.5, "over_selection": 0.0, "buffer": 0}
     if key in fixed:
         return st.just(fixed[key])
