@@ -217,15 +217,12 @@ def test_reproduce_goes_on_where_it_stopped(
 ) -> None:
     argv = ["reproduce", "instant", "--seeds", "1", "--device", "cpu", "--quiet", "--out"]
 
-    methods: list[str] = []
-
-    def press_in_fednova(screen: Screen, record: Round) -> None:
-        pressed(TERM, 5 if "fednova" in methods else 0).round(record)
+    def press_in_fednova(screen: Screen, folder: Path, record: Round) -> None:  # rivals run side by side
+        pressed(TERM, 5 if folder.name.startswith("fednova") else 0).round(record)
 
     assert main([*argv, "whole"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Screen, "start", lambda screen, experiment, folder: methods.append(experiment.method))
-        patch.setattr(Screen, "round", press_in_fednova)
+        patch.setattr(Screen, "see_round_in_worker", press_in_fednova)
         assert main([*argv, "cut"]) == 130
     assert capsys.readouterr().err == ("fedveca: stopped after a whole round, all saved; the same command resumes it\n")
     assert not (tmp_path / "cut" / "results").exists()

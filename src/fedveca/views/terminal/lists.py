@@ -222,6 +222,7 @@ _EXAMPLES = {  # where another value alone says little; some need a second setti
     "over_selection": "0.3 participation=0.5 devices=phones",
     "method_options": "by_rows=off method=corrected",
     "server_optimizer": "momentum",
+    "secure_threshold": "4 secure=on",
     "server_lr": "0.5",
     "server_momentum": "0.8 server_optimizer=momentum",
     "server_beta2": "0.95 server_optimizer=adam server_lr=0.01",
