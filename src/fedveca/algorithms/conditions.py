@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,13 +29,13 @@ def measure_conditions(
         `condition_alpha` = alpha min A / (2 L), below 1 by Theorem 2; `condition_step`, the bracket of Theorem 1, with
         which F falls where it is below 0; `condition_drift` = |d_k| / |grad F(w_k)|, at most 1 by Assumption 2.
     """
-    A, L = A.double().cpu(), torch.where(L > 0, L.double().cpu(), torch.nan)
-    known = A[~torch.isnan(A)]
-    lowest = known.min() if len(known) else torch.tensor(torch.nan, dtype=torch.float64)
-    tau, A = tau.double().cpu(), torch.where(torch.isnan(A), 0.0, A)
-    bracket = lr / 4 * (p.double().cpu() @ (2 * L * tau + (tau - 1) * A)) - 1  # (14): tau (2 L + A) - A
+    smoothness = float(L) if float(L) > 0 else math.nan
+    each = list(zip(p.double().tolist(), tau.double().tolist(), A.double().tolist(), strict=True))
+    lowest = min((a for _, _, a in each if not math.isnan(a)), default=math.nan)
+    terms = (q * (2 * smoothness * t + (0.0 if math.isnan(a) else (t - 1) * a)) for q, t, a in each)
+    bracket = lr / 4 * sum(terms) - 1  # (14): tau (2 L + A) - A
     return {
-        "condition_alpha": alpha * lowest / (2 * L),  # Theorem 2
-        "condition_step": bracket,
+        "condition_alpha": torch.tensor(alpha * lowest / (2 * smoothness), dtype=torch.float64),  # Theorem 2
+        "condition_step": torch.tensor(bracket, dtype=torch.float64),
         "condition_drift": (d.norm() / grad.norm()).double().cpu(),  # Assumption 2
     }
