@@ -104,6 +104,8 @@ def count_budget(case: str) -> int:
 
 def describe_rival(done: Run, budget: float) -> RivalOutcome:
     """What a run reached within the budget. The loss on line k + 1 is of the model that line k tests."""
+    if not done.rounds:  # no client's answer to the first order was finite
+        return {"last": 0.0, "kept": 0.0, "best": 0.0, "rows": 0, "diverged": True, "returns": 0}
     rows = list(itertools.accumulate(int(get_number(record, "rows") or 0) for record in done.rounds))
     count = max(1, sum(total <= budget for total in rows))
     within = done.rounds[:count]
