@@ -42,6 +42,11 @@ class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.generator = generator
         self.draws = 0  # operations that drew
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled in here, and PyTorch would load its compiler, two seconds, to keep it out."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Operation,

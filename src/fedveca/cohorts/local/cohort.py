@@ -49,6 +49,7 @@ _STREAMS = 16  # clients side by side on a CUDA device
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
 _MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
+_BLOCK = {"cpu": 4096, "cuda": 8192}  # rows of one probe pass: on the CPU, what its caches hold for two products
 _CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
 _CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
@@ -133,7 +134,7 @@ class LocalCohort:
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
             self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick, self.rows.feed)
-        self.block = 8192 if problem.mapped or device != "cpu" else 250  # rows of one probe pass
+        self.block = 250 if not problem.mapped and device == "cpu" else _BLOCK[self.device.type]  # rows of a probe pass
         limit = _MAPPED_BYTES if problem.mapped else _PROBE_BYTES
         if self.device.type == "cuda":
             limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
