@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fedveca.tasks.compiler import Argument, EagerMode, Operation
 
 
-class LiveBytes(EagerMode):
+class LiveBytes(EagerMode):  # type: ignore[no-untyped-call]
     """Inside the context, counts the bytes of tensors that operations of this thread make and that are in use.
 
     It sees what vmap and autograd make, and what they hold; what an operation needs only within itself it does not see.

@@ -30,7 +30,7 @@ def draw_from(generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-class DrawFrom(EagerMode):
+class DrawFrom(EagerMode):  # type: ignore[no-untyped-call]
     """Inside the context, operations of this thread that draw random numbers take them from `generator`."""
 
     def __init__(self, generator: torch.Generator) -> None:
