@@ -217,7 +217,7 @@ def test_the_largest_numbers_alone(bench: Bench) -> None:
 
 def test_buffered_rounds_do_not_wait_for_a_slow_node(bench: Bench) -> None:
     """One node takes five seconds more per order: rounds go on without it, and its answer counts for an old model."""
-    e = replace(E, method="scaffold", rounds=6, schedule="buffered", buffer=2, keep="last")
+    e = replace(E, method="scaffold", rounds=10, schedule="buffered", buffer=2, keep="last")
     done = bench.run(e, "buffered", SLOWED)
     assert all(len(line["ids"]) == 2 for line in done.rounds)
     assert done.rounds[0]["ids"] == [0, 1]
