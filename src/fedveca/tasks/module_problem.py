@@ -197,6 +197,11 @@ class ModuleProblem:
                 changed.append(change(rows))
         return torch.stack(changed) if len(changed) > 1 else changed[0][None]
 
+    def find_layers(self, clients: int, rows: int, weighted: bool) -> LinearLayers | None:
+        """The layers through which clients of several runs may pass at once; None where that changes their bytes."""
+        kind = (rows, weighted, clients > FEW and self.mapped)
+        return self.layers if self.layers and self.layers.find_way(kind) == "batched" else None
+
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             scores = self.scores(w, x, statistics)
@@ -228,33 +233,34 @@ class ModuleProblem:
             program = self._compile(training, w.device)
             found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
             return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
+        mapped = len(w) > FEW and self.mapped and local is None
+        plain = local is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point()
+        kind = (y.shape[1], weight is not None, mapped) if self.layers and plain else None
+        way = self.layers.find_way(kind) if self.layers and kind else "autograd"
+        if self.layers and way and way != "autograd":
+            return self.layers.gradients(w, x, y, weight, way=way, mapped=mapped, want_loss=not training)
         replica = self._replica(w.device)
-        if len(w) > FEW and self.mapped and local is None:
+        if mapped:
             replica.set_mode(training)
             one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
             g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
-            return loss, g
-        plain = weight is None and local is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point()
-        same = self.layers.gives_same(y.shape[1]) if self.layers and plain else False
-        if self.layers and same:
-            return self.layers.gradients(w, x, y, want_loss=not training)
-        alone = [
-            replica(
-                w[i],
-                x[i],
-                y[i],
-                None if weight is None else weight[i],
-                None if statistics is None else statistics[i],
-                None if generators is None else generators[i],
-                training,
-                None if local is None else local.select(i),
-            )
-            for i in range(len(w))
-        ]
-        loss, g = torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
-        if self.layers and same is None:
-            F, slope = self.layers.gradients(w, x, y, want_loss=True)
-            self.layers.compare(y.shape[1], torch.equal(loss, F) and torch.equal(g, slope))
+        else:
+            alone = [
+                replica(
+                    w[i],
+                    x[i],
+                    y[i],
+                    None if weight is None else weight[i],
+                    None if statistics is None else statistics[i],
+                    None if generators is None else generators[i],
+                    training,
+                    None if local is None else local.select(i),
+                )
+                for i in range(len(w))
+            ]
+            loss, g = torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
+        if self.layers and kind and way is None:
+            self.layers.try_ways(kind, loss, g, w, x, y, weight)
         return loss, g
 
     def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
