@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 _ALIGNED = 16  # floats: memory of its own starts at 64 bytes, and a product may round differently elsewhere
 _LARGE = 4096  # numbers multiplied for one client from which a product for all clients is computed as one for each
 Way = Literal["batched", "each", "autograd"]  # one product for all clients, one for each client, and neither
-Kind = tuple[int, bool, bool]  # rows of a batch, whether they are weighted, whether autograd maps over the clients
+Kind = tuple[int, bool]  # rows of a batch, and whether they are weighted
 
 
 class _Layer(NamedTuple):
@@ -68,18 +68,18 @@ class LinearLayers:
 
     def try_ways(
         self, kind: Kind, loss: Tensor, g: Tensor, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None
-    ) -> None:
+    ) -> Way:
         """Compares with what autograd gave, and remembers the quickest way that has the same bytes."""
-        rows, _, mapped = kind
-        smallest = min(rows * layer.inputs * layer.outputs for layer in self.layers)
-        ways: tuple[Way, ...] = ("batched", "each") if mapped or smallest >= _LARGE else ("each",)
+        smallest = min(kind[0] * layer.inputs * layer.outputs for layer in self.layers)
+        ways: tuple[Way, ...] = ("batched", "each") if smallest >= _LARGE else ("each",)
         given = [v if v is None or len(w) > 1 else v.expand(3, *v.shape[1:]) for v in (w, x, y, weight)]
         self._ways[kind] = "autograd"
         for way in ways:
-            F, slope = self.gradients(*given, way=way, mapped=mapped)  # type: ignore[arg-type]
+            F, slope = self.gradients(*given, way=way)  # type: ignore[arg-type]
             if bool((loss == F).all()) and bool((slope == g).all()):
                 self._ways[kind] = way
-                return
+                break
+        return self._ways[kind]
 
     def fits_others(self, x: Tensor) -> bool:
         """Whether rows x [n, B, ...] have a client's batch at the same alignment wherever it is among others'."""
@@ -94,7 +94,6 @@ class LinearLayers:
         weight: Tensor | None = None,
         *,
         way: Way = "batched",
-        mapped: bool = False,
         want_loss: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """F [n], NaN where it is not wanted, and grad F [n, P] at w [n, P] on rows x [n, B, ...], y [n, B].
@@ -125,7 +124,7 @@ class LinearLayers:
         if not want_loss:
             return torch.full_like(g[:, 0], torch.nan), g
         rows = log_p.gather(1, labels).neg_().view(n, B)
-        return _average(rows, weight, mapped), g
+        return products.average(rows, weight), g
 
 
 class _Batched:
@@ -144,6 +143,11 @@ class _Batched:
     def sum(d: Tensor) -> Tensor:
         """[n, O] of d [n, B, O]."""
         return d.sum(1)
+
+    @staticmethod
+    def average(rows: Tensor, weight: Tensor | None) -> Tensor:
+        """[n]: the mean of each client's rows [n, B], or their sum under the weights."""
+        return rows.mean(1) if weight is None else (rows * weight).sum(1)
 
 
 class _Each:
@@ -168,13 +172,11 @@ class _Each:
     def sum(d: Tensor) -> Tensor:
         return torch.stack([mine.sum(0) for mine in d.unbind()])
 
-
-def _average(rows: Tensor, weight: Tensor | None, mapped: bool) -> Tensor:
-    """[n]: the mean of each client's rows [n, B], or their sum under the weights."""
-    rows = rows if weight is None else rows * weight
-    if mapped:
-        return rows.mean(1) if weight is None else rows.sum(1)
-    return torch.stack([mine.mean() if weight is None else mine.sum() for mine in rows.unbind()])
+    @staticmethod
+    def average(rows: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return torch.stack([mine.mean() for mine in rows.unbind()])
+        return torch.stack([mine.sum() for mine in (rows * weight).unbind()])
 
 
 def _align(v: Tensor, wanted: bool) -> Tensor:

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedveca.tasks.eager_mode import EagerMode
 from fedveca.tasks.randomness import Argument, Operation
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(EagerMode):
     """Inside the context, counts the bytes of tensors that operations of this thread make and that are in use.
 
     It sees what vmap and autograd make, and what they hold; what an operation needs only within itself it does not see.

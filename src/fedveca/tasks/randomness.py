@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveca.errors import UserError
+from fedveca.tasks.eager_mode import EagerMode
 
 aten = torch.ops.aten
 Argument: TypeAlias = Any  # of an operation, or its result: a tensor, a number, a list of either
@@ -34,18 +34,13 @@ def draw_from(generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-class DrawFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DrawFrom(EagerMode):
     """Inside the context, operations of this thread that draw random numbers take them from `generator`."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generator = generator
         self.draws = 0  # operations that drew
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled in here, and PyTorch would load its compiler, two seconds, to keep it out."""
-        return False
 
     def __torch_dispatch__(
         self,

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveca.tasks.layers import Kind, Way
 from fedveca.tasks.losses import WeightedCrossEntropy, cross_entropy
 from fedveca.tasks.module_problem import FEW, ModuleProblem
 
@@ -29,11 +28,6 @@ def case(problem: ModuleProblem, n: int, B: int, inputs: int, classes: int) -> t
     return w, torch.randn(n, B, inputs, generator=G), torch.randint(0, classes, (n, B), generator=G)
 
 
-def set_way(problem: ModuleProblem, kind: Kind, way: Way) -> None:
-    assert problem.layers
-    problem.layers._ways[kind] = way
-
-
 @pytest.mark.parametrize("widths", [(64, 64, 10), (64, 33, 10), (13, 2), (784, 10), (9, 7, 5, 2)])
 @pytest.mark.parametrize("B", [1, 7, 32, 100])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -43,14 +37,13 @@ def test_the_bytes_are_those_of_autograd(widths: tuple[int, ...], B: int, weight
         assert problem.layers
         w, x, y = case(problem, n, B, widths[0], widths[-1])
         weight = torch.rand(n, B, generator=G) if weighted else None
-        kind = (B, weighted, n > FEW)
+        kind = (B, weighted)
         problem.gradients(w, x, y, weight)
         way = problem.layers.find_way(kind)
-        assert n > FEW or way in ("batched", "each"), "client by client, it is autograd's products"
+        assert way in ("batched", "each")
         w, x, y = case(problem, n, B, widths[0], widths[-1])
         found = problem.gradients(w, x, y, weight)
-        set_way(problem, kind, "autograd")
-        want = problem.gradients(w, x, y, weight)
+        want = problem._find_alone(w, x, y, weight)
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True)), way
 
 
@@ -71,19 +64,19 @@ def test_the_first_pass_of_a_kind_tries_the_ways() -> None:
     problem = ModuleProblem(perceptron(64, 32, 10))
     assert problem.layers
     w, x, y = case(problem, 2, 8, 64, 10)
-    assert problem.layers.find_way((8, False, False)) is None
+    assert problem.layers.find_way((8, False)) is None
     first = problem.slope(w, x, y)
-    assert problem.layers.find_way((8, False, False)) in ("batched", "each")
+    assert problem.layers.find_way((8, False)) in ("batched", "each")
     assert torch.equal(problem.slope(w, x, y), first)
-    assert problem.layers.find_way((4, False, False)) is None
-    assert problem.layers.find_way((8, True, False)) is None
+    assert problem.layers.find_way((4, False)) is None
+    assert problem.layers.find_way((8, True)) is None
 
 
 def test_small_products_are_made_client_by_client() -> None:
     problem = ModuleProblem(perceptron(6, 4, 3))
     problem.slope(*case(problem, 2, 5, 6, 3))
     assert problem.layers
-    assert problem.layers.find_way((5, False, False)) == "each"
+    assert problem.layers.find_way((5, False)) == "each"
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -102,7 +95,7 @@ def test_where_the_bytes_differ_autograd_stays(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(other.layers, "gradients", shifted)
     for _ in range(2):
         assert torch.equal(other.slope(w, x, y), want)
-    assert other.layers.find_way((8, False, False)) == "autograd"
+    assert other.layers.find_way((8, False)) == "autograd"
 
 
 def hooked() -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import LocalLoss
 from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.tasks.layers import LinearLayers
-from fedveca.tasks.module_problem import FEW, ModuleProblem
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.problem import Problem
 
 Values = tuple[Tensor, Tensor]  # F [n], NaN where it is not wanted, and grad F [n, P]
@@ -49,7 +49,7 @@ class Pass(NamedTuple):
         """The layers by which passes of other runs may join this one, if there are any."""
         if not isinstance(self.problem, ModuleProblem) or self.loss is not None or self.y.dim() != 2:
             return None
-        layers = self.problem.find_layers(len(self.w), self.y.shape[1], self.weight is not None)
+        layers = self.problem.find_layers(self.y.shape[1], self.weight is not None)
         return layers if layers and layers.fits_others(self.x) else None
 
 
@@ -90,9 +90,8 @@ def take_together(walks: Sequence[Walk[Any]]) -> list[Any]:
                 except Exception as error:  # of this run alone
                     results[i] = Failure(error)
                 else:
-                    mapped = not asked.training and len(asked.w) > FEW
-                    key = layers.sizes, asked.x.shape[1:], asked.weight is None, asked.training, mapped
-                    groups.setdefault(key, _Group(layers, mapped)).add(i, asked)
+                    key = layers.sizes, asked.x.shape[1:], asked.weight is None, asked.training
+                    groups.setdefault(key, _Group(layers)).add(i, asked)
             answers = {i: values for group in groups.values() for i, values in group.compute().items()}
     return results
 
@@ -100,8 +99,8 @@ def take_together(walks: Sequence[Walk[Any]]) -> list[Any]:
 class _Group:
     """Passes of several walks that become one."""
 
-    def __init__(self, layers: LinearLayers, mapped: bool) -> None:
-        self.layers, self.mapped = layers, mapped
+    def __init__(self, layers: LinearLayers) -> None:
+        self.layers = layers
         self.asked: dict[int, Pass] = {}
 
     def add(self, i: int, asked: Pass) -> None:
@@ -116,6 +115,6 @@ class _Group:
         w, x, y = (torch.cat([getattr(asked, name) for asked in passes]) for name in ("w", "x", "y"))
         weights = [asked.weight for asked in passes if asked.weight is not None]
         weight = torch.cat(weights) if weights else None
-        F, g = self.layers.gradients(w, x, y, weight, mapped=self.mapped, want_loss=not first.training)
+        F, g = self.layers.gradients(w, x, y, weight, want_loss=not first.training)
         sizes = [len(asked.w) for asked in passes]
         return dict(zip(self.asked, zip(torch.split(F, sizes), torch.split(g, sizes), strict=True), strict=True))
