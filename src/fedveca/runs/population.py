@@ -36,8 +36,16 @@ def is_shared(e: Experiment, device: str) -> bool:
     """
     probed = count_probe_rows(e)
     rows = e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
-    steps = e.model in _LAYERED and e.precision == "float32" and not e.augment
-    return device == "cpu" and e.engine == "local" and (rows or steps) and not e.track
+    return shares_steps(e, device) or (rows and _is_free(e, device))
+
+
+def shares_steps(e: Experiment, device: str) -> bool:
+    """Whether runs of any seed are quicker side by side, since they take their local steps together."""
+    return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e, device)
+
+
+def _is_free(e: Experiment, device: str) -> bool:
+    return device == "cpu" and e.engine == "local" and not e.track
 
 
 class _Abandoned(BaseException):
