@@ -20,6 +20,7 @@ The rules were written before the first run of it:
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -80,6 +81,7 @@ class Unit(TypedDict):
     grid: dict[str, dict[str, RivalOutcome]]  # by rate and seed
 
 
+@functools.cache
 def read_cases() -> dict[str, dict[str, Any]]:
     """The settings of each case, by name."""
     found: dict[str, Any] = read_toml(str(CASES_FILE))
