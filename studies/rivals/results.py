@@ -166,8 +166,9 @@ def make_advice_table(units: list[Unit], standings: dict[str, list[Standing]]) -
         if group not in groups:
             continue
         chosen, count = choose_methods(standings[group]), len(groups[group])
+        names = [name_rival(one.method) for one in chosen]
         columns = (
-            f"**{' or '.join(name_rival(one.method) for one in chosen)}**",
+            f"**{' or '.join(', '.join(names).rsplit(', ', 1))}**",
             ", ".join(f"{one.distance:.2f} ({one.level} of {count})" for one in chosen),
             "; ".join(_write_span(one.rates) for one in chosen),
         )
