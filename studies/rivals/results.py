@@ -13,7 +13,7 @@ from scipy import stats
 
 from studies.rivals.cases import OURS, group_cases, keep_complete, list_cases, name_rival
 from studies.rivals.grid import compare_grid, find_rate_loss, make_grid_table
-from studies.rivals.run import GRID, RATES, RIVALS, Unit
+from studies.rivals.run import GRID, RATES, RIVALS, Unit, count_budget
 from studies.rivals.swings import make_swing_table
 
 LEVEL = 0.05
@@ -192,6 +192,16 @@ def count_edges(units: list[Unit], method: str) -> tuple[int, int]:
     return rates.count(RATES[0]), rates.count(RATES[-1])
 
 
+def find_spent(units: list[Unit], method: str) -> dict[str, tuple[float, float]]:
+    """Gradient rows of a method's runs as parts of the budget: the lowest and the highest, by case."""
+    found = {}
+    for unit in units:
+        if unit["method"] == method:
+            rows = [run["rows"] / count_budget(unit["case"]) for run in unit["runs"].values()]
+            found[unit["case"]] = min(rows), max(rows)
+    return found
+
+
 def main() -> None:
     units: list[Unit] = keep_complete(json.loads(Path(sys.argv[1]).read_text("utf-8")))
     for which in get_args(Which):
@@ -201,6 +211,9 @@ def main() -> None:
         for verdict in judge_cases(units, which):
             behind = ", ".join(f"{one.rival} by {-one.lead:.2f}" for one in verdict.behind)
             print(verdict.case, "place", verdict.place, "| behind", behind or "none", "| ahead of", len(verdict.ahead))
+    for method in RIVALS:
+        spent = find_spent(units, method).values()
+        print(f"{method}: {min(low for low, _ in spent):.1%} to {max(high for _, high in spent):.1%} of the budget")
     print("\nrates at the edge", {method: count_edges(units, method) for method in RIVALS})
     print(f"\n{make_swing_table(units)}\n\n{make_grid_table(units)}\n")
     for rival in GRID[1:]:

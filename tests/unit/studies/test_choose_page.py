@@ -189,6 +189,22 @@ def test_test_rows_are_those_of_the_data() -> None:
     assert max(rows) < 450
 
 
+def test_what_each_method_spent_of_the_budget(units: list[Unit]) -> None:
+    spent = {method: results.find_spent(units, method) for method in RIVALS}
+    ends = {m: (min(low for low, _ in by.values()), max(high for _, high in by.values())) for m, by in spent.items()}
+    low, high = ends["fedvecam"]
+    assert f"FedVecaM's runs have {100 * low:.0f} to {100 * high:.0f} % of the budget" in PAGE
+    equal = [method for method in RIVALS if ends[method] == (1, 1)]
+    assert len(equal) == 8
+    assert "Gradient rows are equal for eight of the rivals only." in PAGE
+    assert {*RIVALS} - {*equal} == {"fedvecam", "fedveca", "corrected"}
+    above = [case for case, (_, most) in spent["fedvecam"].items() if most > 1.01]
+    assert f"on the {len(above)} cases where a run of it is more than 1 % above" in PAGE
+    assert all(not one.ahead for one in results.judge_cases(units, "last") if one.case in above)
+    low, high = (end(ends[m][k] for m in ("fedveca", "corrected")) for k, end in enumerate((min, max)))
+    assert f"stopped after 100 rounds and have {100 * low:.0f} to {100 * high:.0f} %" in PAGE
+
+
 def test_limits_of_the_tuning_are_counted(units: list[Unit]) -> None:
     edges = {method: results.count_edges(units, method) for method in RIVALS}
     assert {edges[method][1] for method in ("fedavg", "fedprox", "feddyn", "scaffold tuned")} == {6}

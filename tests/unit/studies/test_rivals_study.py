@@ -105,6 +105,14 @@ def test_cases_are_grouped_by_participation_model_and_skew() -> None:
     assert (is_fresh("cifar-case3"), is_fresh("synthetic")) == (True, False)
 
 
+def test_rows_are_parts_of_the_budget() -> None:
+    one = unit("fedvecam", [80.0, 80.0])
+    budget = rivals.count_budget("heart")
+    one["runs"] = {"1": outcome(80.0, rows=budget // 2), "2": outcome(80.0, rows=budget)}
+    assert results.find_spent([one], "fedvecam") == {"heart": (0.5, 1.0)}
+    assert results.find_spent([one], "fedavg") == {}
+
+
 def test_tuned_rates_at_the_edge_are_counted() -> None:
     units = [unit("fedacg", [1.0], case) for case in ("heart", "synthetic", "svm-case3")]
     for one, rate in zip(units, (0.003, 0.3, 0.3), strict=True):
