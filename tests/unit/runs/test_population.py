@@ -30,6 +30,7 @@ from fedveca.cohorts.local.meeting import ProbeRequest
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError
 from fedveca.runs import pool, population
+from fedveca.runs.compare import Chain, group_chains
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FolderUnwritable, Stopped
 from fedveca.runs.lock import lock_folder
@@ -366,6 +367,41 @@ def test_every_worker_gets_a_group() -> None:
     assert [plan for group in group_plans(mine, 4) for plan in group] == mine
     assert len(group_plans([plan._replace(experiment=replace(E, probe="auto")) for plan in mine], 2)) == 6
     assert group_plans([], 2) == []
+
+
+def test_runs_that_step_together_are_grouped_across_seeds() -> None:
+    mine = plans([replace(MLP, method="fedavg", seed=seed, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2, 0.3)], Path())
+    assert [len(group) for group in group_plans(mine, 1)] == [6]
+    assert [len(group) for group in group_plans(mine, 4)] == [2, 2, 2]
+    assert [plan for group in group_plans(mine, 4) for plan in group] == mine
+
+
+@pytest.mark.parametrize(("e", "sizes"), [(E, {1: [1] * 5, 2: [1] * 5}), (MLP, {1: [5], 2: [3, 2], 9: [1] * 5})])
+def test_a_comparisons_seeds_are_grouped_where_they_step_together(e: Experiment, sizes: dict[int, list[int]]) -> None:
+    chains = [Chain(replace(e, seed=seed), ("fedveca", "fedavg"), Path(), "cpu", {}) for seed in range(5)]
+    for workers, want in sizes.items():
+        groups = group_chains(chains, workers)
+        assert [len(group.chains) for group in groups] == want
+        assert [chain for group in groups for chain in group.chains] == chains
+
+
+@pytest.mark.parametrize("names", [("fedveca", "fedavg", "fedprox"), ("fedavg", "fednova")])
+def test_a_comparison_of_several_seeds_has_the_bytes_of_each_alone(
+    names: tuple[str, ...], tmp_path: Path, meets: list[int]
+) -> None:
+    together = compare(MLP, 3, tmp_path / "all", methods=names, device="cpu")
+    assert max(meets) == 6  # the rivals of three seeds, or all runs
+    assert [(run.experiment.seed, run.experiment.method) for run in together] == [
+        (seed, name) for seed in range(3) for name in names
+    ]
+    for seed in range(3):
+        compare(replace(MLP, seed=seed), 1, tmp_path / str(seed), methods=names, device="cpu")
+        for name in names:
+            alike(tmp_path / "all" / f"{name}-seed{seed}", tmp_path / str(seed) / f"{name}-seed{seed}")
+            if name != names[0]:
+                e = Run.open(tmp_path / "all" / f"{name}-seed{seed}").experiment
+                run(e, tmp_path / "alone" / f"{name}-{seed}", device="cpu")
+                alike(tmp_path / "all" / f"{name}-seed{seed}", tmp_path / "alone" / f"{name}-{seed}")
 
 
 def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[int]) -> None:
