@@ -71,11 +71,15 @@ class LinearLayers:
     ) -> Way:
         """Compares with what autograd gave, and remembers the quickest way that has the same bytes."""
         smallest = min(kind[0] * layer.inputs * layer.outputs for layer in self.layers)
-        ways: tuple[Way, ...] = ("batched", "each") if smallest >= _LARGE else ("each",)
-        given = [v if v is None or len(w) > 1 else v.expand(3, *v.shape[1:]) for v in (w, x, y, weight)]
+        ways: tuple[Way, ...] = ("batched", "each") if kind[0] > 1 and smallest >= _LARGE else ("each",)
         self._ways[kind] = "autograd"
         for way in ways:
-            F, slope = self.gradients(*given, way=way)  # type: ignore[arg-type]
+            if way == "batched" and len(w) == 1:  # as one of several
+                several = _align(torch.cat([x.flatten(2)] * 3), True)
+                weights = None if weight is None else torch.cat([weight] * 3)
+                F, slope = self.gradients(torch.cat([w] * 3), several, torch.cat([y] * 3), weights)
+            else:
+                F, slope = self.gradients(w, x, y, weight, way=way)
             if bool((loss == F).all()) and bool((slope == g).all()):
                 self._ways[kind] = way
                 break

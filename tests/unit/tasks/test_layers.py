@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedveca.tasks.layers import Way
 from fedveca.tasks.losses import WeightedCrossEntropy, cross_entropy
 from fedveca.tasks.module_problem import FEW, ModuleProblem
 
@@ -70,6 +71,19 @@ def test_the_first_pass_of_a_kind_tries_the_ways() -> None:
     assert torch.equal(problem.slope(w, x, y), first)
     assert problem.layers.find_way((4, False)) is None
     assert problem.layers.find_way((8, True)) is None
+
+
+@pytest.mark.parametrize("widths", [(64, 64, 10), (784, 10), (64, 33, 10)])
+@pytest.mark.parametrize("B", [1, 4, 32])
+def test_the_way_depends_neither_on_weights_nor_on_the_first_number_of_clients(widths: tuple[int, ...], B: int) -> None:
+    ways = set[Way | None]()
+    for n, weighted in ((1, False), (1, True), (3, False), (3, True)):
+        problem = ModuleProblem(perceptron(*widths))
+        w, x, y = case(problem, n, B, widths[0], widths[-1])
+        problem.gradients(w, x, y, torch.full((n, B), 1 / B) if weighted else None)
+        assert problem.layers
+        ways.add(problem.layers.find_way((B, weighted)))
+    assert len(ways) == 1
 
 
 def test_small_products_are_made_client_by_client() -> None:
