@@ -20,9 +20,10 @@ import torch
 
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run, describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.guard import GROWTH
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, Round, get_number
+from fedveca.runs.schema import Round, get_number
 from fedveca.runs.study import read_study
 from fedveca.tasks.datasets.dataset import Dataset, load
 

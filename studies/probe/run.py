@@ -27,8 +27,9 @@ import torch
 from fedveca.runs.build import build, cohort_options
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run, describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, get_number
+from fedveca.runs.schema import get_number
 from fedveca.runs.study import Study, read_study
 from fedveca.tasks.datasets.dataset import Dataset, load
 from studies.probe.variants import DrawnProbe, ProbeFirst

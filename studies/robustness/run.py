@@ -22,8 +22,9 @@ import torch
 
 from fedveca.runs.experiment import Experiment, preset
 from fedveca.runs.folder import describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, get_number
+from fedveca.runs.schema import get_number
 from fedveca.tasks.datasets.dataset import load
 from fedveca.views.figures.style import CATEGORIES, STYLE, draw_band, label_lines, save_figure
 from fedveca.views.series import find_look

@@ -26,8 +26,9 @@ from fedveca.algorithms.control import control
 from fedveca.algorithms.fedveca import FedVecaState
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, get_number
+from fedveca.runs.schema import get_number
 
 BINS = (1, 2, 4, 8, 16, 32)  # per factor of two
 SEEDS = (501, 502, 503)

@@ -21,8 +21,9 @@ import torch
 from fedveca.runs.build import build, cohort_options
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run, describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, Round, get_number
+from fedveca.runs.schema import Round, get_number
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.runs.theory import CONDITIONS, count_conditions, list_values
 from fedveca.tasks.datasets.dataset import Dataset, load

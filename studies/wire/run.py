@@ -20,8 +20,9 @@ import torch
 
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run, describe_environment
+from fedveca.runs.folder_types import Environment
 from fedveca.runs.run import run
-from fedveca.runs.schema import Environment, get_number
+from fedveca.runs.schema import get_number
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.runs.study import read_study
 from fedveca.tasks.datasets.dataset import load

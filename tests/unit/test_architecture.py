@@ -39,6 +39,8 @@ FILES = {
 MODULES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
 MOST_ANY = 342 // 3  # a third of what version 0.1.0 had
 MOST_STATIONS = 20
+MOST_LINES = 400  # of a file
+LONGER = {"cohorts.local.cohort"}
 PROGRAMS = {"deploy.node", "deploy.superlink", "deploy.private_api"}  # they start `python -m ...`
 REGISTRIES = {"algorithms.registry", "tasks.models.cnn"}  # they find what is in their own room
 
@@ -128,6 +130,12 @@ def test_no_public_name_is_defined_in_two_rooms() -> None:
                 homes[name][room(module)].append(module)
     twice = {name: dict(rooms) for name, rooms in homes.items() if len(rooms) > 1}
     assert not twice, "\n".join(f"{name}: {rooms}" for name, rooms in sorted(twice.items()))
+
+
+def test_a_file_is_about_one_subject_and_short() -> None:
+    lines = {module: len(path.read_text("utf-8").splitlines()) for module, path in FILES.items()}
+    long = {module: count for module, count in lines.items() if count > MOST_LINES}
+    assert long.keys() <= LONGER, f"split by subject what has more than {MOST_LINES} lines: {long}"
 
 
 def test_any_is_rare() -> None:

@@ -10,7 +10,8 @@ from fedveca.monitor.logs import LOG_FIELDS
 from fedveca.monitor.settings import LogForm
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.observers import Observer
-from fedveca.runs.schema import Round, find_metric, format_value, get_number, list_test_values, short_label
+from fedveca.runs.schema import Round, find_metric, get_number, list_test_values
+from fedveca.runs.value_text import format_value, short_label
 
 LOGGED_FAULTS = 20  # of a round, in JSON
 _log = logging.getLogger(__name__)

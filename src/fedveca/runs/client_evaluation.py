@@ -18,7 +18,8 @@ from fedveca.runs.build import Built
 from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.federate import evaluate_loss
 from fedveca.runs.folder import to_json
-from fedveca.runs.schema import Direction, Json, ModelResult, Round, find_quantity, get_number
+from fedveca.runs.folder_types import Json, ModelResult
+from fedveca.runs.schema import Direction, Round, find_quantity, get_number
 
 RecordedValues = dict[str, Json]
 JUDGES = 50  # clients on which models are compared, or more where more take part in a round: few differ too much

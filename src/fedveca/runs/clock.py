@@ -21,7 +21,8 @@ from fedveca.cohorts.transfer import PLAIN
 from fedveca.errors import UserError, count_noun, printable
 from fedveca.runs.clock_settings import read_devices
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.schema import Round, Summary
+from fedveca.runs.folder_types import Summary
+from fedveca.runs.schema import Round
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from typing import Literal
 from fedveca.errors import UserError, count_noun
 from fedveca.runs.budget import add_cost, parse_budget
 from fedveca.runs.experiment import Experiment
-from fedveca.runs.schema import SCHEMA, Direction, EndReason, Round, get_number
+from fedveca.runs.folder_types import EndReason
+from fedveca.runs.schema import SCHEMA, Direction, Round, get_number
 from fedveca.runs.statistics import rounds_to_reach
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.schema import Direction, Json, state_units
+from fedveca.runs.folder_types import Json
+from fedveca.runs.schema import Direction, state_units
 from fedveca.runs.validate_records import parse_object
 from fedveca.safe_files import open_regular
 from fedveca.tasks.names import is_unit

@@ -15,21 +15,9 @@ from fedveca.errors import UserError, printable
 from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, describe_task, read_experiment
 from fedveca.runs.files import read_directions, read_inside, read_lines
+from fedveca.runs.folder_types import END_REASONS, EndReason, Environment, Json, Summary
 from fedveca.runs.folder_writer import FILES, MEMORY_FILE, RunFolder, is_draft
-from fedveca.runs.schema import (
-    END_REASONS,
-    Direction,
-    EndReason,
-    Environment,
-    Json,
-    Round,
-    Summary,
-    describe_quantity,
-    find_metric,
-    get_number,
-    is_number,
-    pick_best,
-)
+from fedveca.runs.schema import Direction, Round, describe_quantity, find_metric, get_number, is_number, pick_best
 from fedveca.runs.validate_records import parse_object, validate_round, validate_summary
 from fedveca.runs.weights import StoredModel
 from fedveca.version import __version__

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 from fedveca.errors import UserError
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.files import write_atomic
+from fedveca.runs.folder_types import Environment, Partition, Summary
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
-from fedveca.runs.schema import Environment, Partition, Round, Summary
+from fedveca.runs.schema import Round
 from fedveca.runs.weights import MODEL_FILE
 from fedveca.safe_files import open_regular
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from fedveca.errors import UserError, explain_error, printable
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, to_json
+from fedveca.runs.folder_types import Json
 from fedveca.runs.rebuild import RebuiltModel
-from fedveca.runs.schema import Json, format_value, short_label
+from fedveca.runs.value_text import format_value, short_label
 from fedveca.tasks.metrics import Table
 
 

@@ -13,7 +13,7 @@ from fedveca.errors import UserError, printable
 from fedveca.runs.build import make_problem
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import Json, RowForm
+from fedveca.runs.folder_types import Json, RowForm
 from fedveca.runs.task_data import describe_rows, load_data
 from fedveca.runs.weights import pack_model
 from fedveca.tasks.datasets.dataset import Dataset, is_preparation, prepare

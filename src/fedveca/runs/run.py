@@ -31,6 +31,7 @@ from fedveca.runs.evaluate import GrowthCheck, Keeper
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
 from fedveca.runs.folder import Run, describe_environment, require_files, require_new
+from fedveca.runs.folder_types import EndReason, Environment, Summary
 from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, RunFolder, guard_writing
 from fedveca.runs.interrupt import (
     PYTHON,
@@ -46,7 +47,7 @@ from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import Observer, check_observers, copy_record, observe
 from fedveca.runs.overrides import CustomObjects, check_experiment, check_folder, check_functions
 from fedveca.runs.resume_point import add_seconds, check_init, drop_test_values, find_progress
-from fedveca.runs.schema import EndReason, Environment, Round, Summary, get_number, state_units
+from fedveca.runs.schema import Round, get_number, state_units
 from fedveca.runs.setting_checks import is_path
 from fedveca.runs.task_data import describe_rows, holds_back
 from fedveca.runs.work import count_rows_of

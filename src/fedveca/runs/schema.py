@@ -7,15 +7,12 @@ and what a custom method records. Rounds are counted from 0 on disk and from 1 w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, Required, TypedDict, TypeGuard, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Required, TypedDict, TypeGuard
 
 if TYPE_CHECKING:
     from fedveca.algorithms.contract import Fault  # at run time it would load PyTorch
 
-Json = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Direction = Literal["higher", "lower"]
-EndReason = Literal["target", "patience", "budget", "stop"]  # what ended a run before its last round
-END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 LARGEST_NUMBER = 1e150  # beyond it squares overflow; a run writes null instead
 LARGEST_COUNT = 2**63 - 1
 
@@ -80,74 +77,6 @@ class Round(Evaluation, total=False):
     staleness: list[int]
     joules: float
     seconds: float
-
-
-class ModelResult(Evaluation, total=False):
-    """A model's round and its values on the test rows, and on those that clients hold back."""
-
-    round: Required[int]
-    tested: list[int]
-
-
-class Summary(TypedDict, total=False):
-    """summary.json; empty for a run that has not ended."""
-
-    experiment: dict[str, str | int | float]
-    tau_all: int
-    rows: int  # gradient rows in all, where every round recorded them
-    seconds: float
-    clock: float  # seconds of all rounds on the clients' devices, simulated or measured
-    joules: float  # of all rounds, where the devices state what they use
-    rounds: int
-    last: ModelResult
-    kept: ModelResult
-    epsilon: float
-    guarded: int  # how often guard=on returned to the best model
-    warnings: list[str]
-    stopped: str  # why a run diverged
-    ended: EndReason
-
-
-class Partition(TypedDict):
-    """partition.json: training rows of each label by client, of up to 200 clients."""
-
-    all: int
-    clients: list[int]
-    sizes: list[int]
-    labels: list[list[int]]
-    val: NotRequired[list[int]]  # rows that each holds back to validate on, where clients do
-    test: NotRequired[list[int]]  # rows that each holds back to test on
-
-
-class RowForm(TypedDict):
-    """What rows and targets look like, so that a model can be built again without its data."""
-
-    shape: list[int]  # of a row
-    tokens: bool  # whether rows are whole numbers for an Embedding
-    targets: list[int]  # shape of the targets of a row; empty for one
-    classes: int  # 0 where the targets are numbers
-    pixels: str  # how a row becomes an input, as `prepare` takes it: with the means of channels where these are used
-
-
-class Environment(TypedDict, total=False):
-    """environment.json: what a result may depend on besides the settings, and who resumes the run."""
-
-    fedveca: str
-    python: str
-    torch: str
-    platform: str
-    processor: str
-    threads: int
-    device: str
-    started_by: str  # who resumes the run, where it is not `fedveca run`
-    better: dict[str, Direction]  # what a custom metric stated about itself
-    units: dict[str, str]  # and what it is measured in
-    rows: RowForm  # what a model of the run takes
-    steps: list[int]  # the fewest and the most local steps that epochs gives a client
-    sizes: list[int]  # training rows of each client, where only the clients have them
-    probe: int  # rows of a client on which it computes F_i(w_k) and its gradient, where it has so many; 0 is all
-    init_sha256: str  # of the file that init names
-    fixed: str  # a hash of what training never changes: frozen weights and constant buffers
 
 
 class Condition(NamedTuple):
@@ -416,28 +345,3 @@ def pick_best(values: Iterable[float | None], better: Direction | None) -> float
     if not numbers or better is None:
         return None
     return max(numbers) if better == "higher" else min(numbers)
-
-
-def format_value(name: str, value: object, digits: int = 4) -> str:
-    """A recorded number for people: shares in per cent, others to so many decimals, a dash for none."""
-    if not is_number(value):
-        return "-"
-    return f"{_fixed(100 * value, 2)} %" if describe_quantity(name).unit == "share" else _fixed(value, digits)
-
-
-def format_spread(name: str, mean: object, spread: object) -> str:
-    """A mean and its standard deviation for people, in the unit of the quantity but without its name."""
-    if not is_number(mean) or not is_number(spread):
-        return "-"
-    scale, digits = (100, 2) if describe_quantity(name).unit == "share" else (1, 4)
-    return f"{_fixed(scale * mean, digits)} ±{_fixed(scale * spread, digits)}"
-
-
-def _fixed(value: float, digits: int) -> str:
-    """So many decimals; a number too large for them to matter in short."""
-    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def short_label(name: str) -> str:
-    """A test value's name within a line: test_absolute_error is `absolute error`."""
-    return name.removeprefix("test_").replace("_", " ")

@@ -12,8 +12,8 @@ from fedveca.algorithms.registry import is_pooled
 from fedveca.cohorts.holdout import Holdout, hold_out
 from fedveca.errors import UserError, explain_error
 from fedveca.runs.experiment import Experiment, find_default
+from fedveca.runs.folder_types import RowForm
 from fedveca.runs.overrides import Partition
-from fedveca.runs.schema import RowForm
 from fedveca.tasks.datasets import dataset as datasets
 from fedveca.tasks.datasets.dataset import CHANNELS, Dataset, Inputs, measure_channels, prepare
 from fedveca.tasks.datasets.lazy import LazyRows, take_first

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import NoReturn, TypeGuard
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.schema import Json, Quantity, Round, Summary, find_quantity, is_count, is_number
+from fedveca.runs.folder_types import Json, Summary
+from fedveca.runs.schema import Quantity, Round, find_quantity, is_count, is_number
 
 
 def parse_object(text: str, where: str) -> dict[str, Json]:

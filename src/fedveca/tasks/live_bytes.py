@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedveca.tasks.eager_mode import EagerMode
-from fedveca.tasks.randomness import Argument, Operation
+from fedveca.tasks.compiler import Argument, EagerMode, Operation
 
 
-class LiveBytes(EagerMode):
+class LiveBytes(EagerMode):  # type: ignore[no-untyped-call]
     """Inside the context, counts the bytes of tensors that operations of this thread make and that are in use.
 
     It sees what vmap and autograd make, and what they hold; what an operation needs only within itself it does not see.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.peak = 0  # bytes
         self._known: set[int] = set()
 

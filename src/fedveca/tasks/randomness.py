@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveca.errors import UserError
-from fedveca.tasks.eager_mode import EagerMode
+from fedveca.tasks.compiler import Argument, EagerMode, Operation
 
 aten = torch.ops.aten
-Argument: TypeAlias = Any  # of an operation, or its result: a tensor, a number, a list of either
-Operation: TypeAlias = "OpOverload[Argument, Argument]"
 
 
 @contextmanager
@@ -34,11 +30,11 @@ def draw_from(generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-class DrawFrom(EagerMode):
+class DrawFrom(EagerMode):  # type: ignore[no-untyped-call]
     """Inside the context, operations of this thread that draw random numbers take them from `generator`."""
 
     def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.generator = generator
         self.draws = 0  # operations that drew
 

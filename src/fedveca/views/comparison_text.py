@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from fedveca.algorithms.registry import is_pooled
 from fedveca.runs.budget import COST_NAMES
-from fedveca.runs.schema import Direction, describe_quantity, format_spread, format_value
+from fedveca.runs.schema import Direction, describe_quantity
 from fedveca.runs.statistics import (
     Difference,
     Spread,
 )
+from fedveca.runs.value_text import format_spread, format_value
 from fedveca.views.comparison import (
     Comparison,
     find_budget_setter,

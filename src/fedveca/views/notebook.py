@@ -12,7 +12,8 @@ from jinja2 import Environment
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
-from fedveca.runs.schema import Round, describe_quantity, format_value, is_number, short_label
+from fedveca.runs.schema import Round, describe_quantity, is_number
+from fedveca.runs.value_text import format_value, short_label
 from fedveca.views.clients import STAGES, STATISTIC_LABELS, list_client_metrics, name_statistic
 from fedveca.views.comparison_text import name_quantity
 from fedveca.views.series import compute_band, find_look, get_closing_values, list_metrics

@@ -14,15 +14,8 @@ from fedveca.errors import UserError
 from fedveca.runs.budget import COST_NAMES, measure_cost
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import (
-    Direction,
-    Partition,
-    describe_quantity,
-    finite_number,
-    get_number,
-    is_count,
-    is_number,
-)
+from fedveca.runs.folder_types import Partition
+from fedveca.runs.schema import Direction, describe_quantity, finite_number, get_number, is_count, is_number
 from fedveca.runs.setting_checks import FIELDS
 from fedveca.runs.statistics import Spread, mean_and_spread
 from fedveca.tasks.names import CUSTOM

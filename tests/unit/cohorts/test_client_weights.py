@@ -69,13 +69,13 @@ def test_nodes_of_a_deployment_count_the_same(tmp_path: Path, monkeypatch: pytes
     from flower_grid import Grid
     from flwr.supercore.task_identity import TaskIdentity
 
-    from fedveca.cohorts.flower import cohort as module
+    from fedveca.cohorts.flower import roster
     from fedveca.deploy.node_process import make_node_cohort
     from fedveca.deploy.server import make_cohort
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
     e = replace(E, method="scaffold", round_timeout=5.0)
     grid: Any = Grid(e, tmp_path, {}, 4)

@@ -17,10 +17,11 @@ from flower_grid import Change, Grid
 from flwr.app import Error
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveca.cohorts.flower import cohort as module
-from fedveca.cohorts.flower.cohort import FlowerCohort, TooFewClients
+from fedveca.cohorts.flower import roster
+from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
 from fedveca.cohorts.flower.messages import InvalidAnswer
+from fedveca.cohorts.flower.roster import TooFewClients
 from fedveca.deploy import server
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
@@ -43,8 +44,8 @@ E = Experiment(
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "_RETRY_SECONDS", 0.001)
     make_node_cohort.cache_clear()
 
 
@@ -263,7 +264,7 @@ def test_most_clients_decide_what_rows_look_like() -> None:
 
 
 def test_the_odd_node_is_rejected_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(roster, "_JOIN_SECONDS", 0.3)
     said: list[str] = []
     e = replace(E, round_timeout=0.3)
     grid: Any = Grid(e, tmp_path, {(1, -1): put("answer", "shape", "7,7")}, e.clients)

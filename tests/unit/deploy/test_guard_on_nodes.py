@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flower_grid import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.deploy.node_process import make_node_cohort
 from fedveca.deploy.server import make_cohort
 from fedveca.runs.experiment import Experiment
@@ -23,7 +23,7 @@ from fedveca.runs.task_data import load_data
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
 
 

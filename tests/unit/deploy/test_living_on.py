@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 from flower_grid import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.answers import NodeRows
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.deploy import runner
@@ -38,7 +38,7 @@ E = Experiment(model="svm", clients=3, rounds=3, batch=16, lr=0.05, round_timeou
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
 
 
 def joined(grid: Any, said: list[str], **more: Any) -> FlowerCohort:
@@ -50,25 +50,25 @@ def test_a_run_is_resumed_without_a_client_that_joins_later(tmp_path: Path, monk
     ClientRowsObserver(whole).start(E, tmp_path)
     known = read_client_rows(tmp_path, 3)
     assert known == {i: NodeRows(int(whole.sizes[i])) for i in range(3)}
-    monkeypatch.setattr(module, "_REJOIN_SECONDS", 0.05)
+    monkeypatch.setattr(roster, "_REJOIN_SECONDS", 0.05)
     grid, said = Grid(E, tmp_path, {}, nodes=2), list[str]()
     cohort = joined(grid, said, known=known)
     assert cohort.sizes.tolist() == whole.sizes.tolist()
-    assert cohort._node == {0: 100, 1: 101}
+    assert cohort.roster.nodes == {0: 100, 1: 101}
     assert said[-1] == "the run is resumed without clients 2, which may join later"
     grid.nodes = 3
     cohort._check_arrivals()
-    assert cohort._node == {0: 100, 1: 101, 2: 102}
+    assert cohort.roster.nodes == {0: 100, 1: 101, 2: 102}
 
 
 def test_a_run_that_is_resumed_waits_for_min_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REJOIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(roster, "_REJOIN_SECONDS", 0.0)
+    monkeypatch.setattr(roster, "_JOIN_SECONDS", 0.05)
     from dataclasses import replace
 
     e, known = replace(E, min_clients=3, round_timeout=0.05), {i: NodeRows(400) for i in range(3)}
     grid: Any = Grid(e, tmp_path, {}, nodes=2)
-    with pytest.raises(module.TooFewClients):
+    with pytest.raises(roster.TooFewClients):
         make_cohort(grid, e, load_data(e)[0], print, known)
 
 
@@ -89,11 +89,11 @@ def test_a_client_whose_key_was_revoked_gets_no_order_until_it_has_another(tmp_p
     path, said = tmp_path / "nodes.json", list[str]()
     path.write_text(json.dumps({"0": 100, "1": 101, "2": 102}))
     cohort = joined(Grid(E, tmp_path, {}), said)
-    cohort.nodes = NodeTable(path)
+    cohort.roster.keys = NodeTable(path)
     (tmp_path / "new").write_text(json.dumps({"0": 100, "2": 102}))
     (tmp_path / "new").replace(path)
     cohort._check_arrivals()
-    assert cohort._node == {0: 100, 2: 102}
+    assert cohort.roster.nodes == {0: 100, 2: 102}
     assert cohort.faults[-1] == {"client": 1, "what": "has lost its key, which was revoked"}
 
 
@@ -107,8 +107,8 @@ def test_a_node_of_another_version_takes_part_and_is_named_once(tmp_path: Path) 
     assert len(about) == 1
     assert about[0].startswith("client 1 runs fedveca 0.0.1, which is older than the server's ")
     assert [fault["client"] for fault in cohort.faults] == [1]
-    assert len(cohort._node) == 3
-    cohort._seen.clear()
+    assert len(cohort.roster.nodes) == 3
+    cohort.roster._seen.clear()
     cohort._check_arrivals()
     assert len([line for line in said if "fedveca" in line]) == 1
 

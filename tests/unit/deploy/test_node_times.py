@@ -15,7 +15,7 @@ from flower_grid import Change, Grid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.messages import InvalidAnswer
 from fedveca.cohorts.flower.times import Inbox, measure_answer
 from fedveca.deploy.server import make_cohort
@@ -34,7 +34,7 @@ PARTS = ("client_seconds", "wait_seconds", "work_seconds", "probe_seconds", "ste
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
 
 
 def deployed(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change]) -> Run:

@@ -20,8 +20,9 @@ from real_models import CALM
 from torch import Tensor, nn
 
 from fedveca.algorithms.contract import Order
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.answers import NodeTask
+from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.cohorts.flower.wire import narrow, widen
 from fedveca.cohorts.transfer import VectorTransfer
 from fedveca.deploy.exchange import decode_answer, encode
@@ -71,7 +72,7 @@ def load():
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
 
 
 def over_nodes(e: Experiment, folder: Path, data: Dataset) -> Run:
@@ -166,7 +167,7 @@ def test_a_node_cannot_make_a_variance_negative(name: str, by: float, valid: boo
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
 def test_a_variance_that_is_rounded_on_the_wire_is_valid(wire: Any) -> None:
     """A node whose variance fell to 0 sends its rounded change; twice the rounding below 0 is a forgery."""
-    cohort = module.FlowerCohort.__new__(module.FlowerCohort)
+    cohort = FlowerCohort.__new__(FlowerCohort)
     cohort.transfer, cohort.task = VectorTransfer(wire), NodeTask({}, variances=torch.tensor([False, True]))
 
     def check(before: Tensor, change: Tensor) -> None:

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedveca.cli import main
 from fedveca.cohorts.clock.profiles import DeviceProfile
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.deploy.node_process import NODE_DATA, load_client_data, make_node_cohort
 from fedveca.deploy.replay import replay
 from fedveca.deploy.server import join_without_data, load_test_data, make_cohort
@@ -36,7 +36,7 @@ E = Experiment(model="svm", clients=3, rounds=4, batch=16, lr=0.05, round_timeou
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
 
 

@@ -20,10 +20,11 @@ from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveca.algorithms.contract import Order
-from fedveca.cohorts.flower import buffered
+from fedveca.cohorts.flower import buffered, roster
 from fedveca.cohorts.flower import cohort as module
 from fedveca.cohorts.flower.buffered import BufferedFlowerCohort
-from fedveca.cohorts.flower.cohort import FlowerCohort, TooFewClients
+from fedveca.cohorts.flower.cohort import FlowerCohort
+from fedveca.cohorts.flower.roster import TooFewClients
 from fedveca.deploy.node_process import make_node_cohort
 from fedveca.deploy.server import check_deployable, make_cohort
 from fedveca.errors import UserError
@@ -94,8 +95,8 @@ class SlowGrid(Grid):
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 1 / 128)
-    for user in (module, buffered):
+    monkeypatch.setattr(roster, "POLL_SECONDS", 1 / 128)
+    for user in (module, roster, buffered):
         monkeypatch.setattr(user, "time", CLOCK)
     make_node_cohort.cache_clear()
 

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS
 from fedveca.cohorts.flower import cohort as flower_cohort
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower import secure_cohort as module
-from fedveca.cohorts.flower.cohort import TooFewClients
+from fedveca.cohorts.flower.roster import TooFewClients
 from fedveca.deploy.exchange import decode_answer, encode
 from fedveca.deploy.node_process import make_node_cohort, work
 from fedveca.deploy.peers import PEERS_FILE, read_peers
@@ -46,8 +47,8 @@ E = Experiment(model="svm", clients=4, rounds=3, batch=16, lr=0.05, round_timeou
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    for polling in (flower_cohort, module):
-        monkeypatch.setattr(polling, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.1)
     make_node_cohort.cache_clear()
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Report
 from fedveca.algorithms.registry import methods
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.answers import NodeTask
 from fedveca.cohorts.flower.cohort import FlowerCohort
 from fedveca.deploy.server import load_test_data, make_cohort
@@ -45,7 +45,7 @@ BAD = 1  # the client that misbehaves
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
 
 
 def joined(e: Experiment, folder: Path, changes: dict[tuple[int, int], Change], nodes: int = 3) -> FlowerCohort:
@@ -242,7 +242,7 @@ def test_a_node_that_fails_while_others_join_does_not_flood_the_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again and again, and says something else every time."""
-    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(roster, "_RETRY_SECONDS", 0.0)
     count = 0
 
     def fails(records: dict[str, Any]) -> Error | None:
@@ -288,7 +288,7 @@ def bound(grid: Any, nodes: dict[int, int], said: list[str]) -> FlowerCohort:
 
 def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 102 claims to be client 0 at first, before and after the right one; asked again, it says what is true."""
-    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(roster, "_RETRY_SECONDS", 0.01)
     grid, said = Grid(E, tmp_path, {(2, -1): say_client(0)}), list[str]()
     lies = [say_client(0), say_client(0), say_client(1)]
 
@@ -298,7 +298,7 @@ def test_a_node_is_the_client_whose_key_it_has(tmp_path: Path, monkeypatch: pyte
 
     grid.changes[2, -1] = change
     cohort = bound(grid, {0: 100, 1: 101, 2: 102}, said)
-    assert cohort._node == {0: 100, 1: 101, 2: 102}
+    assert cohort.roster.nodes == {0: 100, 1: 101, 2: 102}
     wrong = [line for line in said if "but its key is not client" in line]
     assert len(wrong) == 2  # the same text once only
     assert "node 102 says it is client 1, but its key is not client 1's" in wrong[0]
@@ -312,18 +312,18 @@ def test_a_node_that_was_offline_is_asked_again_who_it_is(tmp_path: Path) -> Non
     every = grid.get_node_ids
     grid.get_node_ids = lambda: [node for node in every() if node not in away]  # type: ignore[method-assign]
     cohort = joined_on(grid, said)
-    before = dict(cohort._node)
+    before = dict(cohort.roster.nodes)
     away |= {100, 101}
     cohort._check_arrivals()
     grid.changes |= {(0, -1): swap(1, cohort), (1, -1): swap(0, cohort)}
     away.clear()
     cohort._check_arrivals()
-    assert cohort._node == {0: before[1], 1: before[0], 2: before[2]}
+    assert cohort.roster.nodes == {0: before[1], 1: before[0], 2: before[2]}
 
 
 def swap(client: int, cohort: FlowerCohort) -> Change:
     def change(records: dict[str, Any]) -> None:
-        records["answer"]["client"], records["answer"]["rows"] = client, cohort._known[client].train
+        records["answer"]["client"], records["answer"]["rows"] = client, cohort.roster.rows[client].train
 
     return change
 

@@ -23,7 +23,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveca.algorithms.contract import STATISTICS
-from fedveca.cohorts.flower import cohort as module
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.messages import InvalidAnswer
 from fedveca.cohorts.flower.payload import read_vectors
 from fedveca.cohorts.transfer import VectorTransfer
@@ -43,7 +43,7 @@ WIRES = ["float16", "bfloat16", "int8", "topk"]
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_task_id": 1, "_run_id": 1, "_node_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.001)
     make_node_cohort.cache_clear()
 
 

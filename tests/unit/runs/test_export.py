@@ -20,7 +20,7 @@ from fedveca.cli import main
 from fedveca.runs.export import export_run
 from fedveca.runs.predict import predict_file, predict_test, summarize
 from fedveca.runs.rebuild import RebuiltModel
-from fedveca.runs.schema import format_value
+from fedveca.runs.value_text import format_value
 from fedveca.tasks.datasets.dataset import load
 
 E = Experiment(data="digits", hidden=8, rounds=2, batch=16, tau_0=2, lr=0.05)

@@ -235,23 +235,6 @@ def test_a_table_is_lists_of_counts(table: object) -> None:
         validate_summary({**summary, "kept": {**good, "test_confusion": table}})
 
 
-# for people
-
-
-def test_values_for_people() -> None:
-    assert schema.format_value("test_accuracy", 0.98765) == "98.77 %"
-    assert schema.format_value("test_loss", 0.98765) == "0.9877"
-    assert schema.format_value("test_worst", 0.98765, digits=2) == "0.99"
-    assert [schema.format_value("test_accuracy", odd) for odd in (None, math.nan, "1", True)] == ["-"] * 4
-
-
-def test_a_spread_for_people() -> None:
-    assert schema.format_spread("test_accuracy", 0.98765, 0.01234) == "98.77 ±1.23"
-    assert schema.format_spread("test_loss", 0.98765, 0.01234) == "0.9877 ±0.0123"
-    assert schema.format_spread("test_loss", None, 0.0) == "-"
-    assert schema.format_spread("test_loss", 0.5, None) == "-"
-
-
 # what no run writes
 
 

@@ -22,7 +22,8 @@ from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.rebuild import RebuiltModel
-from fedveca.runs.schema import describe_quantity, format_value, list_test_values
+from fedveca.runs.schema import describe_quantity, list_test_values
+from fedveca.runs.value_text import format_value
 from fedveca.tasks.metrics import MetricFunction
 from fedveca.trackers.tracking import to_values
 from fedveca.views.board.app import BoardApi

@@ -14,8 +14,8 @@ from recorded import require_number
 
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
+from fedveca.runs.folder_types import ModelResult
 from fedveca.runs.run import run
-from fedveca.runs.schema import ModelResult
 from fedveca.views.notebook import NotebookProgress, is_notebook
 from fedveca.views.terminal.lines import describe_end
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import Named, Order, Report, Timing
 from fedveca.cohorts.clock.answer_buffer import AnswerBuffer, Flight
-from fedveca.cohorts.flower import cohort as flower
+from fedveca.cohorts.flower import cohort, roster
 from fedveca.cohorts.flower.answers import PendingOrder
-from fedveca.cohorts.flower.cohort import ClientDiverged, FlowerCohort, TooFewClients
+from fedveca.cohorts.flower.cohort import ClientDiverged, FlowerCohort
 from fedveca.cohorts.flower.messages import InvalidAnswer
+from fedveca.cohorts.flower.roster import TooFewClients
 from fedveca.cohorts.flower.tally import AnswerTally
 
 Answer = tuple[dict[str, float], Named]  # numbers and vectors, checked
@@ -52,7 +53,7 @@ class BufferedFlowerCohort(FlowerCohort, AnswerBuffer):
             if len(self.arrived) < self.size and (everyone_failed or time.monotonic() > until):
                 if len(self.arrived) >= self.min_clients or len(self._diverged) == len(self.sizes):
                     break
-                if attempt == flower._ATTEMPTS:
+                if attempt == cohort._ATTEMPTS:
                     raise TooFewClients(
                         f"round {k + 1}: fewer than {self.min_clients} of {len(self.sizes)} clients answered, "
                         f"{attempt} times in a row"
@@ -60,7 +61,7 @@ class BufferedFlowerCohort(FlowerCohort, AnswerBuffer):
                 self.say(f"round {k + 1} has {len(self.arrived)} of {self.size} answers; the server continues to wait")
                 failed, attempt, until = set(), attempt + 1, time.monotonic() + self.timeout
             elif len(self.arrived) < self.size:
-                time.sleep(flower._POLL_SECONDS)
+                time.sleep(roster.POLL_SECONDS)
         self.now = self._read_clock()
         return torch.tensor(sorted(self.arrived), dtype=torch.int64)
 
@@ -103,13 +104,13 @@ class BufferedFlowerCohort(FlowerCohort, AnswerBuffer):
 
     def _start_idle(self, k: int, tau: Tensor, failed: set[int]) -> None:
         """Sends orders to idle clients that are connected, and again those that were lost with a former server."""
-        online = set(self.grid.get_node_ids())
+        here = set(self.roster.list_connected(range(len(self.sizes))))
         groups: dict[int, dict[int, int]] = {}  # round -> client -> local steps
         for i, flight in self.flights.items():
-            if i not in self._sent and self._node.get(i) in online:
+            if i not in self._sent and i in here:
                 groups.setdefault(flight.start, {})[i] = flight.tau
         for i in self.list_starters(k):
-            if self.can_start(i) and i not in failed and self._node.get(i) in online:
+            if self.can_start(i) and i not in failed and i in here:
                 groups.setdefault(k, {})[i] = int(tau[i])
                 self.flights[i] = Flight(i, k, int(tau[i]), 0.0, 0.0)
         for start, steps in groups.items():

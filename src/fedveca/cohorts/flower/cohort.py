@@ -15,26 +15,24 @@ from fedveca.cohorts.aggregate import LOSS_NUMBERS, AggregationRule, Mean
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.cohorts.clock.profiles import LATE_ANSWER
 from fedveca.cohorts.contract import ClientScores, HeldPart
+from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.answers import AnswerForm, NodeRows, NodeTask, PendingOrder
-from fedveca.cohorts.flower.forms import NodeForm, agree_on_form, read_form
+from fedveca.cohorts.flower.forms import NodeForm
 from fedveca.cohorts.flower.messages import (
-    MOST_ROWS,
     InvalidAnswer,
     Value,
-    bound_text,
     check_number,
     check_range,
     check_settings,
     make_order,
-    make_question,
     pack_vectors,
     quote_names,
     read_answer,
 )
 from fedveca.cohorts.flower.payload import read_vectors
+from fedveca.cohorts.flower.roster import Roster, TooFewClients
 from fedveca.cohorts.flower.tally import AnswerTally
 from fedveca.cohorts.flower.times import AnswerTimes, Inbox, measure_answer, report_times
-from fedveca.cohorts.flower.versions import compare_version
 from fedveca.cohorts.flower.wire import ROUNDING, narrow
 from fedveca.cohorts.scores import LOSS
 from fedveca.cohorts.transfer import PLAIN, VectorTransfer
@@ -43,18 +41,10 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-_POLL_SECONDS = 0.25  # between looks for something new
 _SHORT_POLL = 0.05  # for an answer, while little time has passed
-_JOIN_SECONDS = 600.0  # for all clients to connect at the start
-_REJOIN_SECONDS = 60.0  # for those that were there before, after the server was killed
-_RETRY_SECONDS = 10.0  # until a node that was rejected is asked again who it is
 _ATTEMPTS = 10  # void rounds in a row before the server gives up
 _EARLY_FAULTS = 100  # before the first round that its line records
 _NOT_FINITE = "has numbers that are not finite"
-
-
-class TooFewClients(RuntimeError):
-    """Too few clients answered, again and again; the run can be resumed later."""
 
 
 class ClientDiverged(InvalidAnswer):
@@ -108,7 +98,6 @@ class FlowerCohort:
         Raises:
             TooFewClients: If clients do not connect in time.
         """
-        self.nodes = nodes
         self.grid, self.transfer, self.timeout, self.deadline = grid, transfer, timeout, deadline
         self.inbox = Inbox(grid)
         self.min_clients, self.aggregate, self.say = min(min_clients, clients), aggregate, say
@@ -117,27 +106,21 @@ class FlowerCohort:
         self._diverged: set[int] = set()  # clients that say so in this attempt
         self._want_loss, self._want_loss_after = want_loss, want_loss_after
         self._form: AnswerForm | None = None  # of a full answer, known with the first order
-        self._node: dict[int, int] = {}  # client -> Flower's node
-        self._seen: dict[int, float] = {}  # Flower's nodes that were asked who they are, and when to ask again
-        self._known: dict[int, NodeRows] = dict(known or {})  # by client
-        self._forms: dict[int, NodeForm] | None = None  # by client, while the form of their rows is learned
-        self._joined = bool(known)  # whether all clients were there once, so that their rows are fixed
-        self._versions: dict[int, str] = {}  # what was said of a node's version
-        self._sure: set[int] = set()  # nodes that have identified themselves since they came online
-        self._rejected: dict[int, str] = {}  # nodes that do not take part, and why
-        self._asked: dict[str, int] = {}  # question that is not answered yet -> Flower's node
         self._late: dict[int, list[PendingOrder]] = {}  # orders that nobody waits for any more
-        if isinstance(task, NodeTask):
-            self.task = task
-        else:
-            self.task, self._forms = NodeTask({}), {}
-            self._wait_for_clients(clients)
-            self.task = task(agree_on_form(self._forms)[0])
-            self._node, self._seen, self._known, self._forms = {}, {}, {}, None  # asked again, with the task
+        self.roster = Roster(
+            grid,
+            clients,
+            timeout=timeout,
+            min_clients=self.min_clients,
+            say=say,
+            record_fault=self._fault,
+            keys=nodes,
+            known=known,
+        )
+        self.task = task if isinstance(task, NodeTask) else task(self.roster.learn_form())
         self.algorithm = algorithm.with_layout(self.task.layout)
-        self._wait_for_clients(clients)
-        self._joined = True
-        each = [self._known[i] for i in range(clients)]
+        self.roster.join(self.task.note)
+        each = [self.roster.rows[i] for i in range(clients)]
         self.sizes = torch.tensor([rows.train for rows in each])  # [N] D_i
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.held = {part: torch.tensor([rows[at] for rows in each]) for at, part in enumerate(NodeRows._fields)}
@@ -245,14 +228,13 @@ class FlowerCohort:
         """Those of `ids` that are not at work on an order of an earlier round; waits where they are too few."""
         until = time.monotonic() + self.timeout
         while True:
-            online = set(self.grid.get_node_ids())
-            busy = {i for i, orders in self._late.items() if orders and self._node.get(i) in online}
+            busy = set(self.roster.list_connected(i for i, orders in self._late.items() if orders))
             idle = [i for i in ids if i not in busy]
             if len(idle) >= min(self.min_clients, len(ids)):
                 break
             if time.monotonic() > until:
                 return ids
-            time.sleep(_POLL_SECONDS)
+            time.sleep(roster.POLL_SECONDS)
             self._check_arrivals()
         for i in set(ids) & busy:
             self._fault(i, LATE_ANSWER)
@@ -264,11 +246,10 @@ class FlowerCohort:
         """Orders to all of `ids` that are connected; waits a while where those are too few."""
         until = time.monotonic() + self.timeout
         while True:
-            online = set(self.grid.get_node_ids())
-            here = [i for i in ids if self._node.get(i) in online]
+            here = self.roster.list_connected(ids)
             if len(here) >= min(self.min_clients, len(ids)) or time.monotonic() > until:
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(roster.POLL_SECONDS)
         for i in set(ids) - set(here):
             self._fault(i, "is not connected")
         if not here:
@@ -281,7 +262,7 @@ class FlowerCohort:
         for i in here:
             settings = {"round": k, **asked[i], "wire": wire, **self.task.note}
             settings |= {"token": self.memory.token, "known": int(self.memory.rounds[i])}  # whose memory counts
-            messages.append(make_order(self._node[i], settings, vectors, ttl, str(k + 1)))
+            messages.append(make_order(self.roster.nodes[i], settings, vectors, ttl, str(k + 1)))
         drop = time.monotonic() + ttl - 10
         self.inbox.start_clock()
         ids_sent = zip(here, self.grid.push_messages(messages), strict=True)
@@ -326,45 +307,15 @@ class FlowerCohort:
                 self._late.setdefault(i, []).append(sent)
                 raise InvalidAnswer(late or f"timed out after {self.timeout:g} s")
             waited = time.monotonic() - self.inbox.start
-            time.sleep(min(max(waited / 10, _SHORT_POLL), _POLL_SECONDS))
+            time.sleep(min(max(waited / 10, _SHORT_POLL), roster.POLL_SECONDS))
         return reply
 
     def _find_reply(self, sent: PendingOrder) -> Message | None:
         return next(iter(self.grid.pull_messages([sent.message])), None)
 
-    def _wait_for_clients(self, clients: int) -> None:
-        """Waits until every client is there; each is waited for once, at the start."""
-        until, connected = time.monotonic() + max(self.timeout, _JOIN_SECONDS), -1
-        soon = time.monotonic() + _REJOIN_SECONDS
-        while len(self._node) < clients:
-            self._ask_new(clients)
-            if self._forms is not None and len(self._node) == clients:
-                self._reject_odd(self._forms)
-            if len(self._node) != connected:
-                connected = len(self._node)
-                self.say(f"{connected} of {clients} clients are connected")
-            if self._joined and len(self._node) >= self.min_clients and time.monotonic() > soon:
-                missing = sorted(set(range(clients)) - set(self._node))
-                self.say(f"the run is resumed without clients {', '.join(map(str, missing))}, which may join later")
-                return
-            if time.monotonic() > until:
-                missing = sorted(set(range(clients)) - set(self._node))
-                why = "".join(f"; node {node} {reason}" for node, reason in sorted(self._rejected.items())[:3])
-                raise TooFewClients(f"clients {', '.join(map(str, missing))} of {clients} did not connect{why}")
-            time.sleep(_POLL_SECONDS)
-
-    def _reject_odd(self, forms: Mapping[int, NodeForm]) -> None:
-        """Rejects clients whose rows have another form than those of most."""
-        for i, why in agree_on_form({i: forms[i] for i in self._node})[1].items():
-            self._reject(self._node.pop(i), i, why, len(forms))
-
     def _check_arrivals(self) -> None:
         """Asks new nodes who they are, and records answers that came too late."""
-        for i, node in list(self._node.items()):
-            if self.nodes is not None and self.nodes.get(i) != node:
-                del self._node[i]
-                self._fault(i, "has lost its key, which was revoked")
-        self._ask_new(len(self.sizes))
+        self.roster.update()
         for i, orders in self._late.items():
             orders[:] = [sent for sent in orders if sent.until > time.monotonic()]  # Flower has dropped the others
             for sent in list(orders):
@@ -372,67 +323,6 @@ class FlowerCohort:
                     orders.remove(sent)
                     if not replies[0].has_error():
                         self._fault(i, f"answered round {sent.round + 1} too late")
-
-    def _ask_new(self, clients: int) -> None:
-        """Asks who they are: nodes never seen, back from being offline, or rejected a while ago. Does not wait."""
-        online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self._seen = {node: again for node, again in self._seen.items() if node in online}
-        self._sure &= online
-        new = [node for node in sorted(online) if self._seen.get(node, 0.0) <= now]
-        questions = [make_question(node, self.task.note, 3600) for node in new]
-        self._asked |= {str(m): node for m, node in zip(self.grid.push_messages(questions), new, strict=True) if m}
-        self._seen |= dict.fromkeys(new, math.inf)
-        for message in list(self.grid.pull_messages(list(self._asked))) if self._asked else []:
-            self._check_node(message, self._asked.pop(message.metadata.reply_to_message_id), clients)
-
-    def _check_node(self, message: Message, node: int, clients: int) -> None:
-        """One node's answer to who it is."""
-        try:
-            i: object = -1
-            settings, _, _ = read_answer(message)
-            i, rows = settings.get("client"), settings.get("rows")
-            held = [settings.get(name, 0) for name in ("val", "test")]
-            if type(i) is not int or not 0 <= i < clients:
-                raise InvalidAnswer(f"says it is client {bound_text(i)}; there are clients 0 to {clients - 1}")
-            most = min(MOST_ROWS, 2**62 // clients)  # so that the rows of all can be added
-            if type(rows) is not int or not 1 <= rows <= most:
-                raise InvalidAnswer(f"says it has {bound_text(rows)} rows; allowed: 1 to {most}")
-            for count in held:
-                if type(count) is not int or not 0 <= count <= most:
-                    raise InvalidAnswer(f"says it holds back {bound_text(count)} rows; allowed: 0 to {most}")
-            has = NodeRows(rows, *held)  # type: ignore[arg-type]
-            if self._joined and self._known[i].train != rows:
-                raise InvalidAnswer(f"says client {i} has {rows} rows; it had {self._known[i].train}")
-            if self._joined and self._known[i] != has:
-                raise InvalidAnswer(f"says client {i} holds back {held} rows; it had {list(self._known[i][1:])}")
-            form = None if self._forms is None else read_form(settings)
-            if self.nodes is not None and self.nodes.get(i) != node:
-                raise InvalidAnswer(f"says it is client {i}, but its key is not client {i}'s")
-            if self._node.get(i, node) != node and self._node[i] in self._sure:
-                raise InvalidAnswer(f"says it is client {i}, which another node is")
-        except InvalidAnswer as error:
-            self._reject(node, i, str(error), clients)
-            return
-        if self._forms is None:  # else it may still be rejected, for the form of its rows
-            self._rejected.pop(node, None)
-        self._sure.add(node)
-        self._known[i] = has
-        said = compare_version(settings.get("version"))
-        if said and self._versions.get(node) != said:
-            self.say(f"client {i} {said}")
-            self._fault(i, said)
-        self._versions[node] = said
-        if self._forms is not None and form is not None:
-            self._forms[i] = form
-        self._node = {client: known for client, known in self._node.items() if known != node} | {i: node}
-
-    def _reject(self, node: int, i: object, why: str, clients: int) -> None:
-        """Does not ask a node; who it is is asked again later: it may have been restarted then, with what it lacked."""
-        self._seen[node] = time.monotonic() + _RETRY_SECONDS
-        if self._rejected.get(node) != why:  # the same reason only once
-            self._rejected[node] = why
-            self.say(f"node {node} {why}")
-            self._fault(i if type(i) is int and 0 <= i < clients else -1, f"node {node} {why}; it is not asked")
 
     def _fault(self, client: int, what: str) -> None:
         self.faults.append(Fault(client=client, what=what))

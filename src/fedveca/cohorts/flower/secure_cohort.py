@@ -113,8 +113,7 @@ class SecureFlowerCohort(FlowerCohort):
 
     def _open_session(self, ids: list[int], threshold: int) -> ServerSession | None:
         """A session of the clients that are there, with their secrets shared; None where they are too few."""
-        online = set(self.grid.get_node_ids())
-        here = [i for i in ids if self._node.get(i) in online]
+        here = self.roster.list_connected(ids)
         self._learn_channels(here, threshold)
         members = tuple(i for i in here if i in self._channels)
         for i in set(ids) - set(members):
@@ -277,7 +276,7 @@ class SecureFlowerCohort(FlowerCohort):
         ttl = 2 * self.timeout + 60
         for settings in asked.values():
             self._down += sum(len(str(settings[name])) for name in ("secure", NEXT) if name in settings)
-        messages = [make_question(self._node[i], settings, ttl) for i, settings in asked.items()]
+        messages = [make_question(self.roster.nodes[i], settings, ttl) for i, settings in asked.items()]
         drop = time.monotonic() + ttl - 10
         sent = zip(asked, self.grid.push_messages(messages), strict=True)
         return {i: PendingOrder(str(message), -1, drop) for i, message in sent if message}

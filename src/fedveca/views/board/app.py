@@ -22,8 +22,9 @@ from starlette.routing import Route
 
 from fedveca.errors import UserError
 from fedveca.runs.files import read_directions, read_object
+from fedveca.runs.folder_types import Json
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import SCHEMA, Json, describe_quantity, find_quantity
+from fedveca.runs.schema import SCHEMA, describe_quantity, find_quantity
 from fedveca.version import __version__
 from fedveca.views.board.downsample import average_runs, find_window, thin_band
 from fedveca.views.board.export import BoardBusy, MadeFile, make_report, write_csv

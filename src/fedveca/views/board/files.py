@@ -12,7 +12,8 @@ from typing import BinaryIO, NamedTuple
 
 from fedveca.errors import UserError
 from fedveca.runs.files import OBJECT_BYTES, parse_bounded, read_inside
-from fedveca.runs.schema import Json, is_number
+from fedveca.runs.folder_types import Json
+from fedveca.runs.schema import is_number
 from fedveca.safe_files import open_regular
 
 SETTINGS_BYTES, SETTINGS_DOTS = 2**16, 1000  # tomllib takes the square of a dotted key's length

@@ -16,15 +16,8 @@ from fedveca.errors import UserError
 from fedveca.runs.files import read_directions, read_object
 from fedveca.runs.interrupt import how_to_resume
 from fedveca.runs.lock import LOCK_FILE
-from fedveca.runs.schema import (
-    SCHEMA,
-    Direction,
-    describe_quantity,
-    find_metric,
-    finite_number,
-    get_number,
-    short_label,
-)
+from fedveca.runs.schema import SCHEMA, Direction, describe_quantity, find_metric, finite_number, get_number
+from fedveca.runs.value_text import short_label
 from fedveca.views.board.files import (
     Stamp,
     get_count,

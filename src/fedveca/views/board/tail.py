@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fedveca.errors import UserError
 from fedveca.runs.files import OBJECT_BYTES
-from fedveca.runs.schema import SCHEMA, Json, describe_quantity, get_number, is_number
+from fedveca.runs.folder_types import Json
+from fedveca.runs.schema import SCHEMA, describe_quantity, get_number, is_number
 from fedveca.views.board.downsample import Cells, Floats, Places, average_blocks, find_window, thin_band, thin_curve
 from fedveca.views.board.files import (
     HIGHEST_SETTING,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
-from fedveca.runs.schema import Direction, describe_quantity, format_value
+from fedveca.runs.schema import Direction, describe_quantity
+from fedveca.runs.value_text import format_value
 from fedveca.views.clients import (
     STAGES,
     STATISTIC_LABELS,

@@ -19,8 +19,9 @@ from fedveca.algorithms.registry import DASHES
 from fedveca.errors import UserError
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
+from fedveca.runs.folder_types import Partition
 from fedveca.runs.overrides import check_runs
-from fedveca.runs.schema import Partition, describe_quantity
+from fedveca.runs.schema import describe_quantity
 from fedveca.runs.setting_checks import FIELDS
 from fedveca.runs.sweep_file import SweepContent
 from fedveca.version import __version__

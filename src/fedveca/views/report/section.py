@@ -7,7 +7,8 @@ from typing import TypedDict
 
 from fedveca.algorithms.registry import DASHES, is_pooled
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import SCHEMA, Partition, describe_quantity
+from fedveca.runs.folder_types import Partition
+from fedveca.runs.schema import SCHEMA, describe_quantity
 from fedveca.runs.theory import CONDITIONS, count_conditions, list_values
 from fedveca.views.clients import list_client_metrics, name_statistic
 from fedveca.views.comparison_text import name_quantity

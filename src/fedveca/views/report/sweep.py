@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict
 
-from fedveca.runs.schema import describe_quantity, format_value
+from fedveca.runs.schema import describe_quantity
 from fedveca.runs.search import TriedValue
 from fedveca.runs.sweep_file import SweepContent, TrialEntry, TuningEntry, choose_trial
+from fedveca.runs.value_text import format_value
 from fedveca.views.comparison_text import name_quantity
 from fedveca.views.series import find_look
 from fedveca.views.sweep import ChosenRow, explain_sweep, format_settings, list_chosen

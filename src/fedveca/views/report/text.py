@@ -8,7 +8,8 @@ from dataclasses import asdict
 from fedveca.runs.budget import COST_NAMES
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import describe_quantity, format_value
+from fedveca.runs.schema import describe_quantity
+from fedveca.runs.value_text import format_value
 from fedveca.views.comparison import find_protocol, is_exact_share
 from fedveca.views.series import Band, Curve, HeatMap
 

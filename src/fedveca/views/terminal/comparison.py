@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import describe_quantity, format_spread, short_label
+from fedveca.runs.schema import describe_quantity
 from fedveca.runs.statistics import Spread
+from fedveca.runs.value_text import format_spread, short_label
 from fedveca.views.clients import name_statistic
 from fedveca.views.comparison import Comparison, compare_curves, find_gap, find_leader, find_winner
 from fedveca.views.comparison_text import (

@@ -15,7 +15,8 @@ from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FLOWER, LOCAL, find_starter
 from fedveca.runs.run import resolve_device
-from fedveca.runs.schema import Round, find_metric, format_value, get_number, short_label
+from fedveca.runs.schema import Round, find_metric, get_number
+from fedveca.runs.value_text import format_value, short_label
 
 FIRST_ESTIMATE = 3  # rounds before the time left is shown
 MEMORY = 10  # rounds of the moving mean

@@ -16,9 +16,10 @@ from fedveca.runs.early_stopping import describe_ending
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import how_to_resume
-from fedveca.runs.schema import SCHEMA, describe_quantity, format_value, get_number, is_number, short_label
+from fedveca.runs.schema import SCHEMA, describe_quantity, get_number, is_number
 from fedveca.runs.setting_checks import FIELDS
 from fedveca.runs.theory import count_conditions
+from fedveca.runs.value_text import format_value, short_label
 from fedveca.views.board.index import Row
 from fedveca.views.clients import list_client_metrics, name_statistic
 from fedveca.views.series import get_closing_values, read_partition, sum_costs

@@ -26,7 +26,6 @@ from fedveca.runs.folder import Run
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.run import log_of_results
 from fedveca.runs.schema import Round
-from fedveca.views.notebook import NotebookProgress, is_notebook
 from fedveca.views.terminal.console import make_console
 from fedveca.views.terminal.lines import (
     Pace,
@@ -333,6 +332,8 @@ class RunProgress(Observer):
 
 def make_progress(device: str) -> Observer:
     """What shows a run that Python started: a line of a terminal or of a notebook."""
+    from fedveca.views.notebook import NotebookProgress, is_notebook  # with Jinja2, which no command needs here
+
     return NotebookProgress() if is_notebook() else RunProgress(device)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from fedveca.runs.schema import describe_quantity, format_spread, short_label
+from fedveca.runs.schema import describe_quantity
 from fedveca.runs.study import StudyColumn, StudyTable
+from fedveca.runs.value_text import format_spread, short_label
 from fedveca.views.series import find_look
 
 

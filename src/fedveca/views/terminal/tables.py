@@ -8,7 +8,8 @@ from rich.table import Table
 
 from fedveca.errors import count_noun
 from fedveca.runs.folder import Run
-from fedveca.runs.schema import format_value, get_number, short_label
+from fedveca.runs.schema import get_number
+from fedveca.runs.value_text import format_value, short_label
 from fedveca.views.clients import STAGES, STATISTIC_LABELS, list_client_metrics, list_client_values, name_statistic
 from fedveca.views.series import WHICH
 

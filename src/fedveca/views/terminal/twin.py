@@ -13,8 +13,9 @@ from fedveca.cohorts.clock.profiles import DeviceProfile
 from fedveca.errors import count_noun, printable
 from fedveca.runs.device_fit import ClientTime, RoundTime
 from fedveca.runs.experiment import Experiment
+from fedveca.runs.folder_types import Json
 from fedveca.runs.plan import SIMULATED, PastRun, Plan
-from fedveca.runs.schema import Json, Round
+from fedveca.runs.schema import Round
 from fedveca.views.terminal.lines import format_seconds
 
 _MOST_ROUNDS = 40  # of a table; a longer run shows its first and last ones
