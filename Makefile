@@ -29,8 +29,8 @@ COMPILE := $(BIN)/python -W ignore -m compileall -q -j 0 .venv/lib >/dev/null ||
 	@touch .venv/core $@
 
 demo: .venv/core  ## six methods on the digits inside scikit-learn, three seeds: a table, a figure and a report
-	@echo "comparing six methods on the digits inside scikit-learn, three seeds each (a minute or two)"
-	@$(BIN)/fedveca compare digits-case3 --seeds 3 --workers 3
+	@echo "comparing six methods on the digits inside scikit-learn, three seeds each (some seconds)"
+	@$(BIN)/fedveca compare digits-case3 --seeds 3
 	@echo "open the report in a browser, or see what else there is: $(BIN)/fedveca --help"
 
 browser:  ## Chromium for the tests that open pages; where it cannot be installed they skip and say so

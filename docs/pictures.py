@@ -39,6 +39,7 @@ from fedveca.views.figures.style import (
 from fedveca.views.series import find_look
 from studies.corrected import results as corrected
 from studies.paper.figures import FIGURES, draw_results
+from studies.rivals import swings
 from studies.robustness import run as robustness
 from studies.wang import results as wang
 
@@ -233,6 +234,7 @@ def draw_all(folder: Path) -> None:
     corrected.draw_first(rows, images / "first.svg")
     robustness.draw(read_result("robustness")["results"], results / "robustness.svg")
     wang.draw(read_result("wang"), results / "wang.svg")
+    swings.draw(read_result("rivals"), results / "rivals.svg")
     speed.draw(read_result("speed")["summary"], results / "speed.svg")
     scale.draw(read_result("scale"), results / "scale.svg")
     with plt.rc_context(STYLE):

@@ -23,9 +23,9 @@ from benchmarks.speed.machine import machine
 
 HERE = Path(__file__).parents[2] / "src"
 SVM = ["compare", "svm-mnist-case3"]
-JOBS = {  # -1 and -2: so many worker processes
-    "demo": ["compare", "digits-case3", "--seeds", "3", "--workers", "3"],
-    "demo-1": ["compare", "digits-case3", "--seeds", "3"],
+JOBS = {  # -2 and -3: so many worker processes
+    "demo": ["compare", "digits-case3", "--seeds", "3"],
+    "demo-3": ["compare", "digits-case3", "--seeds", "3", "--workers", "3"],
     "column": [*SVM, "--seeds", "10"],
     "column-2": [*SVM, "--seeds", "10", "--workers", "2"],
     "svm-1000": [*SVM, "--seeds", "10", "clients=1000", "partition=case1", "rounds=3"],
@@ -43,7 +43,8 @@ class Cost(NamedTuple):
 def measure(words: list[str], source: Path) -> Cost:
     """Runs a command of the package in `source`, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fedveca", *words, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
+        start_it = "import sys; from fedveca.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", start_it, *words, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
         start = time.perf_counter()
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(source)}, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)

@@ -7,21 +7,33 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from scipy import stats
 
-from fedveca.algorithms.registry import find_method
-from fedveca.runs.presets import read_toml
-from studies.rivals.run import CASES_FILE, GRID, GRID_SEEDS, RATES, RIVALS, Unit, read_cases
+from studies.rivals.cases import OURS, group_cases, keep_complete, list_cases, name_rival
+from studies.rivals.grid import compare_grid, find_rate_loss, make_grid_table
+from studies.rivals.run import GRID, RATES, RIVALS, Unit, count_budget
+from studies.rivals.swings import make_swing_table
 
-OURS = "fedvecam"
 LEVEL = 0.05
+NEAR = 0.3  # points: methods so close to the nearest one of a group are advised as well
+ADVISED = {  # groups of cases, as the table of what to take names them
+    "all clients, linear": "all clients in every round, linear model",
+    "all clients, MLP": "all clients, network of dense layers",
+    "all clients, CNN": "all clients, CNN",
+    "all clients, Case 3 or Dirichlet 0.1": "all clients, labels very unevenly spread (Case 3, Dirichlet 0.1)",
+    "all clients, Dirichlet 0.5": "all clients, labels less unevenly spread (Dirichlet 0.5)",
+    "a fifth, linear": "a fifth of the clients per round, linear model",
+    "a fifth, MLP": "a fifth of the clients, network of dense layers",
+    "a fifth, CNN": "a fifth of the clients, CNN",
+    "all": "one method for everything",
+}
 Which = Literal["last", "kept"]
 
 
 class RivalLead(NamedTuple):
-    """FedVecaM against a rival on a case, over the same seeds."""
+    """FedVecaM, or the method that is looked at, against a rival on a case, over the same seeds."""
 
     case: str
     rival: str
@@ -29,14 +41,14 @@ class RivalLead(NamedTuple):
     p: float  # of a paired t test, by Holm's rule over all comparisons
 
 
-def compare_units(units: Iterable[Unit], which: Which) -> list[RivalLead]:
-    """Every rival on every case of which FedVecaM has been run, too."""
+def compare_units(units: Iterable[Unit], which: Which, ours: str = OURS) -> list[RivalLead]:
+    """Every rival on every case of which FedVecaM, or the method `ours`, has been run, too."""
     by = {(unit["case"], unit["method"]): unit["runs"] for unit in units}
     raw = []
     for (case, rival), runs in by.items():
-        if rival == OURS or (case, OURS) not in by:
+        if rival == ours or (case, ours) not in by:
             continue
-        each = [by[case, OURS][seed][which] - runs[seed][which] for seed in runs]
+        each = [by[case, ours][seed][which] - runs[seed][which] for seed in runs]
         raw.append(RivalLead(case, rival, statistics.fmean(each), _test(each)))
     adjusted = correct_holm([one.p for one in raw])
     return [one._replace(p=p) for one, p in zip(raw, adjusted, strict=True)]
@@ -65,7 +77,7 @@ def correct_holm(p: list[float]) -> list[float]:
 
 
 class Verdict(NamedTuple):
-    """How FedVecaM stands on a case."""
+    """How FedVecaM, or the method that is looked at, stands on a case."""
 
     case: str
     place: int  # by the mean
@@ -73,10 +85,10 @@ class Verdict(NamedTuple):
     ahead: list[RivalLead]  # rivals that it is ahead of beyond chance
 
 
-def judge_cases(units: list[Unit], which: Which) -> list[Verdict]:
+def judge_cases(units: list[Unit], which: Which, ours: str = OURS) -> list[Verdict]:
     found = []
-    comparisons = compare_units(units, which)
-    for case in read_cases():
+    comparisons = compare_units(units, which, ours)
+    for case in list_cases(units):
         mine = [one for one in comparisons if one.case == case]
         if mine:
             clear = [one for one in mine if one.p < LEVEL]
@@ -86,28 +98,13 @@ def judge_cases(units: list[Unit], which: Which) -> list[Verdict]:
     return found
 
 
-def is_fresh(case: str) -> bool:
-    """Whether a case's data took no part in the choice of FedVecaM."""
-    found: dict[str, Any] = read_toml(str(CASES_FILE))
-    return not found["cases"][case].get("chosen_on", False)
-
-
-def name_rival(method: str) -> str:
-    """As tables call it."""
-    name, _, more = method.partition(" ")
-    known = find_method(name)
-    return f"{known.title if known else name} {more}".strip()
-
-
 def make_main_table(units: list[Unit], which: Which) -> str:
     """Mean accuracies: a line per case, a column per method; * marks a rival from which FedVecaM differs clearly."""
     by = {(unit["case"], unit["method"]): unit["runs"] for unit in units}
     clear = {(one.case, one.rival) for one in compare_units(units, which) if one.p < LEVEL}
     titles = [name_rival(method) for method in RIVALS]
     lines = [f"| case | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    for case in read_cases():
-        if (case, OURS) not in by:
-            continue
+    for case in list_cases(units):
         cells = []
         for method in RIVALS:
             runs = by.get((case, method))
@@ -117,69 +114,112 @@ def make_main_table(units: list[Unit], which: Which) -> str:
     return "\n".join(lines)
 
 
-def make_grid_table(units: list[Unit]) -> str:
-    """What happens where nobody tunes: by rate, over all cases and seeds."""
-    lines = ["| lr | method | diverged | last %, mean | best − last, worst | returns |", "|---|---|---|---|---|---|"]
-    for rate in RATES:
-        for method in GRID:
-            runs = [run for u in units if u["method"] == method for run in u["grid"].get(f"{rate:g}", {}).values()]
-            if runs:
-                worst = max(run["best"] - run["last"] for run in runs)
-                last = statistics.fmean(run["last"] for run in runs)
-                diverged, returns = sum(run["diverged"] for run in runs), sum(run["returns"] for run in runs)
-                title = name_rival(method)
-                lines.append(
-                    f"| {rate:g} | {title} | {diverged} of {len(runs)} | {last:.2f} | {worst:.2f} | {returns} |"
-                )
+class Standing(NamedTuple):
+    """A method on a group of cases."""
+
+    method: str
+    distance: float  # from the best method of each case: the mean over the cases, in points
+    level: int  # cases on which no other method is ahead of it beyond chance
+    rates: list[float]  # that tuning chose
+
+
+def rank_methods(units: list[Unit], which: Which) -> dict[str, list[Standing]]:
+    """Every method on every group of cases, the nearest to the best first; each is judged as FedVecaM is."""
+    by = {(unit["case"], unit["method"]): unit for unit in units}
+    mean = {at: statistics.fmean(run[which] for run in unit["runs"].values()) for at, unit in by.items()}
+    clear = {m: {v.case for v in judge_cases(units, which, m) if v.behind} for m in RIVALS}
+    ranked = {}
+    for group, cases in group_cases(units).items():
+        found = [
+            Standing(
+                method,
+                statistics.fmean(max(mean[case, m] for m in RIVALS) - mean[case, method] for case in cases),
+                sum(case not in clear[method] for case in cases),
+                sorted({by[case, method]["settings"]["lr"] for case in cases}),
+            )
+            for method in RIVALS
+        ]
+        ranked[group] = sorted(found, key=lambda one: one.distance)
+    return ranked
+
+
+def make_group_table(units: list[Unit], standings: dict[str, list[Standing]]) -> str:
+    """A line per group, a column per method: its distance from the best, and the cases on which none is ahead."""
+    groups = group_cases(units)
+    lines = [f"| cases | {' | '.join(map(name_rival, RIVALS))} |", "|---" * (len(RIVALS) + 1) + "|"]
+    for group, ranked in standings.items():
+        found = {one.method: f"{one.distance:.2f} ({one.level})" for one in ranked}
+        lines.append(f"| {group}: {len(groups[group])} | {' | '.join(found[method] for method in RIVALS)} |")
     return "\n".join(lines)
 
 
-class Findings(NamedTuple):
-    """The numbers of the page's sentences."""
-
-    cases: int  # that every method has run
-    level: dict[Which, int]  # cases on which no rival is clearly ahead of FedVecaM
-    near: int  # tuned runs of FedVecaM that end within a point of their best round
-    tuned: int
-    diverged: dict[str, int]  # of each method of the grid, at rates up to 0.1
-    grid: int  # how many of each there are
-    below: int  # of them, runs of FedVecaM that end more than a point below FedAvg's
+def choose_methods(ranked: list[Standing]) -> list[Standing]:
+    """The nearest to the best, and those within NEAR of it."""
+    return [one for one in ranked if one.distance <= ranked[0].distance + NEAR]
 
 
-def keep_complete(units: list[Unit]) -> list[Unit]:
-    """The units of the cases that every method has run."""
-    done = {case: {unit["method"] for unit in units if unit["case"] == case} for case in read_cases()}
-    return [unit for unit in units if done[unit["case"]] == set(RIVALS)]
+def make_advice_table(units: list[Unit], standings: dict[str, list[Standing]]) -> str:
+    """What to take in which situation."""
+    groups = group_cases(units)
+    lines = ["| your situation | take | points from the best (level) | rates |", "|---|---|---|---|"]
+    for group, title in ADVISED.items():
+        if group not in groups:
+            continue
+        chosen, count = choose_methods(standings[group]), len(groups[group])
+        names = [name_rival(one.method) for one in chosen]
+        columns = (
+            f"**{' or '.join(', '.join(names).rsplit(', ', 1))}**",
+            ", ".join(f"{one.distance:.2f} ({one.level} of {count})" for one in chosen),
+            "; ".join(_write_span(one.rates) for one in chosen),
+        )
+        lines.append(f"| {title} | {' | '.join(columns)} |")
+    return "\n".join(lines)
 
 
-def find_findings(units: list[Unit]) -> Findings:
-    by = {(unit["case"], unit["method"]): unit for unit in units}
-    cases = [case for case in read_cases() if (case, OURS) in by]
-    runs = [run for case in cases for run in by[case, OURS]["runs"].values()]
-    level: dict[Which, int] = {
-        which: sum(not verdict.behind for verdict in judge_cases(units, which)) for which in get_args(Which)
-    }
-    cells = [(case, f"{rate:g}", str(seed)) for case in cases for rate in RATES[:-1] for seed in GRID_SEEDS]
-    found = {m: [by[case, m]["grid"][rate][seed] for case, rate, seed in cells] for m in GRID}
-    return Findings(
-        len(cases),
-        level,
-        sum(run["best"] - run["last"] <= 1 for run in runs),
-        len(runs),
-        {method: sum(run["diverged"] for run in some) for method, some in found.items()},
-        len(cells),
-        sum(ours["last"] < theirs["last"] - 1 for ours, theirs in zip(found[OURS], found["fedavg"], strict=True)),
-    )
+def _write_span(rates: list[float]) -> str:
+    return f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+
+
+def count_level(units: list[Unit], which: Which) -> dict[str, int]:
+    """On how many cases of each group no rival is clearly ahead of FedVecaM."""
+    level = {verdict.case for verdict in judge_cases(units, which) if not verdict.behind}
+    return {group: sum(case in level for case in cases) for group, cases in group_cases(units).items()}
+
+
+def count_edges(units: list[Unit], method: str) -> tuple[int, int]:
+    """On how many cases tuning chose the lowest rate, and on how many the highest: beyond them nobody looked."""
+    rates = [unit["settings"]["lr"] for unit in units if unit["method"] == method]
+    return rates.count(RATES[0]), rates.count(RATES[-1])
+
+
+def find_spent(units: list[Unit], method: str) -> dict[str, tuple[float, float]]:
+    """Gradient rows of a method's runs as parts of the budget: the lowest and the highest, by case."""
+    found = {}
+    for unit in units:
+        if unit["method"] == method:
+            rows = [run["rows"] / count_budget(unit["case"]) for run in unit["runs"].values()]
+            found[unit["case"]] = min(rows), max(rows)
+    return found
 
 
 def main() -> None:
     units: list[Unit] = keep_complete(json.loads(Path(sys.argv[1]).read_text("utf-8")))
     for which in get_args(Which):
-        print(f"\n{which}\n\n{make_main_table(units, which)}\n")
+        standings = rank_methods(units, which)
+        print(f"\n{which}\n\n{make_advice_table(units, standings)}\n\n{make_group_table(units, standings)}\n")
+        print(f"{make_main_table(units, which)}\n\nlevel {count_level(units, which)}\n")
         for verdict in judge_cases(units, which):
             behind = ", ".join(f"{one.rival} by {-one.lead:.2f}" for one in verdict.behind)
             print(verdict.case, "place", verdict.place, "| behind", behind or "none", "| ahead of", len(verdict.ahead))
-    print(f"\n{make_grid_table(units)}\n\n{find_findings(units)}")
+    for method in RIVALS:
+        spent = find_spent(units, method).values()
+        print(f"{method}: {min(low for low, _ in spent):.1%} to {max(high for _, high in spent):.1%} of the budget")
+    print("\nrates at the edge", {method: count_edges(units, method) for method in RIVALS})
+    print(f"\n{make_swing_table(units)}\n\n{make_grid_table(units)}\n")
+    for rival in GRID[1:]:
+        print(f"against {rival} with the same rate:", compare_grid(units, rival))
+    for group, cases in group_cases(units).items():
+        print(group, "rate loss", {method: round(find_rate_loss(units, method, cases), 2) for method in GRID})
 
 
 if __name__ == "__main__":

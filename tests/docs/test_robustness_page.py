@@ -70,6 +70,41 @@ def test_public_tables_show_their_numbers(name: str) -> None:
         assert f"| {value} |" in page
 
 
+def test_where_two_labels_per_client_agree_with_the_published_numbers() -> None:
+    page, table = (ROOT / "docs/tables.md").read_text("utf-8"), read_table("niid_labels")
+    runs = json.loads((RESULTS / "public-niid_labels.json").read_text("utf-8"))
+    best = {line["method"]: line["best"] for line in summarise("niid_labels", runs)}
+    sources = (table["published_authors"], table["published"])
+    above = {method: [best[method] - source[method] for source in sources] for method in table["published"]}
+    shown = {method: [f"{abs(value):.2f}" for value in values] for method, values in above.items()}
+    assert all(0 < value < 2 for method in ("fednova", "scaffold") for value in above[method])
+    assert "FedNova's best is {} and {} points above the two sources".format(*shown["fednova"]) in page
+    assert "SCAFFOLD's {} and {} points: within 2 points of both".format(*shown["scaffold"]) in page
+    assert all(value < -2 for method in ("fedavg", "fedprox") for value in above[method])
+    assert "FedAvg is {} and {} points below the two sources".format(*shown["fedavg"]) in page
+    assert "FedProx {} and {}.".format(*shown["fedprox"]) in page
+    below = [-value for method in ("fedavg", "fedprox") for value in above[method]]
+    assert f"FedAvg and FedProx {min(below):.1f} to {max(below):.1f} below them" in page
+    assert f"SCAFFOLD's best is {best['scaffold'] - best['fedavg']:.1f} points ahead of FedAvg's" in page
+    assert all(source["scaffold"] < min(source["fedavg"], source["fedprox"]) for source in sources)
+    scaffold, fedavg = (
+        [[100 * value for value in run["accuracy"]] for run in runs if run["method"] == method]
+        for method in ("scaffold", "fedavg")
+    )
+    last = [accuracy[-1] for accuracy in scaffold]
+    assert f"its last models differ by {max(last) - min(last):.0f} points between seeds" in page
+    late = [statistics.mean(statistics.mean(each[-10:]) for each in some) for some in (scaffold, fedavg)]
+    assert "over the last ten rounds its mean is {:.1f}, FedAvg's {:.1f}".format(*late) in page
+    (control,) = (
+        control["runs"]
+        for control in json.loads((RESULTS / "public-niid_controls.json").read_text("utf-8"))
+        if control["published"]["fedavg"] == 49.9
+    )
+    reached = statistics.mean(100 * max(run["accuracy"]) for run in control)
+    assert f"ours is {reached - 49.9:.1f} points above it" in page
+    assert reached - best["fedavg"] > max(below)
+
+
 def test_controls_of_the_public_tables_show_their_numbers() -> None:
     page = (ROOT / "docs/tables.md").read_text("utf-8")
     for control in json.loads((RESULTS / "public-niid_controls.json").read_text("utf-8")):

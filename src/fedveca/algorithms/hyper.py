@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from fedveca.errors import UserError, show_value
@@ -84,10 +87,11 @@ def hyper(
     return dataclasses.field(default=default, metadata={"hyper": declared})
 
 
-def hyperparameters(method: type) -> dict[str, Hyper]:
+@cache
+def hyperparameters(method: type) -> Mapping[str, Hyper]:
     """The fields of a method's dataclass that were declared with `hyper`."""
     fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
-    return {field.name: field.metadata["hyper"] for field in fields if "hyper" in field.metadata}
+    return MappingProxyType({field.name: field.metadata["hyper"] for field in fields if "hyper" in field.metadata})
 
 
 def to_python(value: object) -> object:

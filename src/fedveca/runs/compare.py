@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Required, TypedDict, Unpack, get_args
 
@@ -31,6 +32,8 @@ from fedveca.runs.overrides import (
     name_of,
 )
 from fedveca.runs.pool import NO_OBJECTS, RunPlan, RunPool, complete_runs
+from fedveca.runs.population import shares_steps
+from fedveca.runs.run import resolve_device
 from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.names import CUSTOM
@@ -93,24 +96,27 @@ class Chain(NamedTuple):
         """The folders of its runs."""
         return [self.out / f"{folder_name(method)}-seed{self.experiment.seed}" for method in self.methods]
 
-    def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
-    ) -> list[Run]:
-        first, *rivals = zip(self.methods, self.folders, strict=True)
-        plan = self._plan(*first)
-        e = plan.experiment
-        if not sets_budget(e, first[0], self.fair):
-            return complete_runs([plan, *(self._plan(*rival) for rival in rivals)], stop, observers, custom)
-        done = complete_runs([plan], stop, observers, custom)
-        budget = make_budget(done[0], self.fair)
+    def plan_first(self) -> tuple[RunPlan, bool]:
+        """The run of the first method, and whether what it uses up is the budget of its rivals."""
+        plan = self._plan(self.methods[0], self.folders[0])
+        return plan, sets_budget(plan.experiment, self.methods[0], self.fair)
+
+    def plan_rivals(self, first: Run | None) -> list[RunPlan]:
+        """The runs of the other methods, with the budget of the first run where it sets one."""
+        budget = None if first is None else self._find_budget(first)
+        rivals = zip(self.methods[1:], self.folders[1:], strict=True)
+        return [self._plan(method, folder, budget) for method, folder in rivals]
+
+    def _find_budget(self, first: Run) -> RunBudget:
+        e, budget, method = first.experiment, make_budget(first, self.fair), self.methods[0]
         total = f"{budget.total:.15g} {budget.unit}"
-        if done[0].diverged:
-            _log.warning("%s seed %d diverged; its rivals get %s in all", first[0], e.seed, total)
-        elif done[0].ended:
-            ending = f"ended after {len(done[0].rounds)} of {e.rounds} rounds"
+        if first.diverged:
+            _log.warning("%s seed %d diverged; its rivals get %s in all", method, e.seed, total)
+        elif first.ended:
+            ending = f"ended after {len(first.rounds)} of {e.rounds} rounds"
             paced = f"its rivals get {total} in all, its pace times {e.rounds}"
-            _log.info("%s seed %d %s; %s", first[0], e.seed, ending, paced)
-        return done + complete_runs([self._plan(*rival, budget) for rival in rivals], stop, observers, custom)
+            _log.info("%s seed %d %s; %s", method, e.seed, ending, paced)
+        return budget
 
     def _plan(self, method: Method, folder: Path, budget: RunBudget | None = None) -> RunPlan:
         if isinstance(method, str):
@@ -118,6 +124,40 @@ class Chain(NamedTuple):
             return RunPlan(apply_budget(e, method, budget), folder, self.device)
         e = replace(self.experiment, method_options="")
         return RunPlan(apply_budget(e, method, budget), folder, self.device, method)
+
+
+class ChainGroup(NamedTuple):
+    """The chains of some seeds: first the methods that set a budget, then all the others, side by side if they can."""
+
+    chains: tuple[Chain, ...]
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of its runs."""
+        return [folder for chain in self.chains for folder in chain.folders]
+
+    def __call__(
+        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
+    ) -> list[Run]:
+        """The finished runs, seed by seed."""
+        plans, budgets = zip(*(chain.plan_first() for chain in self.chains), strict=True)
+        if not all(budgets):
+            both = zip(plans, self.chains, strict=True)
+            every = [plan for first, chain in both for plan in (first, *chain.plan_rivals(None))]
+            return complete_runs(every, stop, observers, custom)
+        firsts = complete_runs(plans, stop, observers, custom)
+        rivals = [chain.plan_rivals(first) for chain, first in zip(self.chains, firsts, strict=True)]
+        done = iter(complete_runs([plan for mine in rivals for plan in mine], stop, observers, custom))
+        return [run for first, mine in zip(firsts, rivals, strict=True) for run in (first, *islice(done, len(mine)))]
+
+
+def group_chains(chains: Sequence[Chain], workers: int) -> list[ChainGroup]:
+    """A group for each worker where seeds are quicker side by side; each seed alone where they are not."""
+    first = chains[0]
+    if not shares_steps(first.experiment, resolve_device(first.device)):
+        return [ChainGroup((chain,)) for chain in chains]
+    size = -(-len(chains) // workers)
+    return [ChainGroup(tuple(chains[at : at + size])) for at in range(0, len(chains), size)]
 
 
 def compare(
@@ -211,7 +251,9 @@ def run_chains(
     pool.share_data(experiment, [folder for chain in chains for folder in chain.folders])
     for watcher in pool.watching:
         watcher.plan(experiment, tuple(map(folder_name, methods)), seeds, pool.workers, out)
-    runs = [done for batch in pool.run(chains) for done in batch]
+    together = len(pool.watching) == len(pool.observers) and pool.custom.keys() <= {"data"}
+    jobs = group_chains(chains, pool.workers) if together else [ChainGroup((chain,)) for chain in chains]
+    runs = [done for batch in pool.run(jobs) for done in batch]
     write_atomic(out / "table.json", json.dumps(make_table(runs), indent=2).encode() + b"\n")
     return runs
 

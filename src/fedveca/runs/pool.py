@@ -29,7 +29,7 @@ from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_sig
 from fedveca.runs.lock import lock_folder
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.overrides import CustomObjects, name_objects
-from fedveca.runs.population import MOST_MEMBERS, is_shared, run_population
+from fedveca.runs.population import MOST_MEMBERS, is_shared, run_population, shares_steps
 from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resolve_device, resume, run
 from fedveca.runs.schema import Round
@@ -188,11 +188,15 @@ def complete_runs(
 
 def group_plans(plans: Sequence[RunPlan], workers: int) -> list[tuple[RunPlan, ...]]:
     """Plans that are quicker side by side in one group, but a group for each worker; each other plan alone."""
+    shared = [is_shared(plan.experiment, resolve_device(plan.device)) for plan in plans]
+    if not all(shared):
+        return [(plan,) for plan in plans]
+    if all(shares_steps(plan.experiment, resolve_device(plan.device)) for plan in plans):
+        size = max(1, -(-len(plans) // workers))
+        return [tuple(plans[at : at + size]) for at in range(0, len(plans), size)]
     seeds: dict[int, list[RunPlan]] = {}
     for plan in plans:
         seeds.setdefault(plan.experiment.seed, []).append(plan)
-    if not all(is_shared(plan.experiment, resolve_device(plan.device)) for plan in plans):
-        return [(plan,) for plan in plans]
     parts = -(-workers // max(1, len(seeds)))
     sizes = {seed: -(-len(mine) // parts) for seed, mine in seeds.items()}
     return [

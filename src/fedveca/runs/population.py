@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from fedveca.cohorts.local.meeting import Meeting, Probed, ProbeRequest, answer_probes
+from fedveca.cohorts.local.joint import Failure, Walk
+from fedveca.cohorts.local.meeting import Meeting, ProbeRequest, answer
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -20,19 +22,30 @@ from fedveca.runs.interrupt import Stopped, StopRequest
 
 MOST_MEMBERS = 16  # runs of a population: each holds its clients' memory and a few models
 _LINEAR = ("svm", "logistic")  # models for which preparing a row takes as long as evaluating it
+_LAYERED = ("mlp", "logistic")  # models of small layers: what surrounds a local step takes as long as its arithmetic
 _MANY_ROWS = 2048  # of a client's probe
 MemberRun = Callable[[StopRequest], Run]
 
 
 def is_shared(e: Experiment, device: str) -> bool:
-    """Whether runs like this one are quicker side by side: their time goes into the clients' probe rows.
+    """Whether runs like this one are quicker side by side.
 
-    On a CUDA device, on Ray and in the debug engine, runs are one after another. So are tracked ones: some trackers
-    have one run at a time.
+    They are where the time goes into the clients' probe rows, and where it goes into what surrounds a local step of
+    small layers. On a CUDA device, on Ray and in the debug engine, runs are one after another. So are tracked ones:
+    some trackers have one run at a time.
     """
     probed = count_probe_rows(e)
-    rows = probed == 0 or probed >= _MANY_ROWS
-    return device == "cpu" and e.engine == "local" and e.model in _LINEAR and rows and not e.track
+    rows = e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
+    return shares_steps(e, device) or (rows and _is_free(e, device))
+
+
+def shares_steps(e: Experiment, device: str) -> bool:
+    """Whether runs of any seed are quicker side by side, since they take their local steps together."""
+    return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e, device)
+
+
+def _is_free(e: Experiment, device: str) -> bool:
+    return device == "cpu" and e.engine == "local" and not e.track
 
 
 class _Abandoned(BaseException):
@@ -44,8 +57,8 @@ class _Member:
 
     def __init__(self, run: MemberRun, stop: StopRequest, threads: int) -> None:
         self.run, self.stop, self.threads = run, stop, threads
-        self.request: ProbeRequest | None = None
-        self.answer: Probed = []
+        self.request: ProbeRequest | Walk[Any] | None = None
+        self.answer: Any = None
         self.result: Run | None = None
         self.error: BaseException | None = None
         self.begun = self.awake = self.done = self.abandoned = False
@@ -76,13 +89,15 @@ class _Member:
         while self.begun and not self.done:
             self.take_turn()
 
-    def _ask(self, request: ProbeRequest) -> Probed:
+    def _ask(self, request: ProbeRequest | Walk[Any]) -> Any:
         self.request = request
         self._back.release()
         self._go.acquire()
         self.request = None
         if self.abandoned:
             raise _Abandoned
+        if isinstance(self.answer, Failure):
+            raise self.answer.error
         return self.answer
 
     def _live(self) -> None:
@@ -132,7 +147,7 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
                     member.done = True  # as in runs one after another, it is never begun
             live = [member for member in live if not member.done]
             waiting = [(member, member.request) for member in live if member.request is not None]
-            answers = answer_probes([request for _, request in waiting], pool)
+            answers = answer([request for _, request in waiting], pool)
             for (member, _), found in zip(waiting, answers, strict=True):
                 member.answer = found
     except BaseException:

@@ -20,13 +20,14 @@ from fedveca.algorithms.layout import Layout
 from fedveca.errors import UserError
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
-from fedveca.tasks.layers import LinearLayers
+from fedveca.tasks.layers import LinearLayers, Way
 from fedveca.tasks.losses import Rows, cross_entropy, per_row
 from fedveca.tasks.metrics import METRICS, Metric
 from fedveca.tasks.randomness import draw_from
 from fedveca.tasks.replica import Replica, average_rows, find_head, to_scores
 
 Program = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]  # (w, x, y, weight) -> grad F, F
+_COMPARED = 3  # clients whose passes decide whether layers without autograd have its bytes
 FEW = 6  # clients that are quicker one by one than mapped
 
 
@@ -197,6 +198,10 @@ class ModuleProblem:
                 changed.append(change(rows))
         return torch.stack(changed) if len(changed) > 1 else changed[0][None]
 
+    def find_layers(self, rows: int, weighted: bool) -> LinearLayers | None:
+        """The layers through which clients of several runs may pass at once; None where that changes their bytes."""
+        return self.layers if self.layers and self.layers.find_way((rows, weighted)) == "batched" else None
+
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             scores = self.scores(w, x, statistics)
@@ -228,16 +233,31 @@ class ModuleProblem:
             program = self._compile(training, w.device)
             found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
             return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
-        replica = self._replica(w.device)
+        if self.layers and local is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point():
+            way = self._find_way(self.layers, w, x, y, weight)
+            if way != "autograd":
+                return self.layers.gradients(w, x, y, weight, way=way, want_loss=not training)
         if len(w) > FEW and self.mapped and local is None:
+            replica = self._replica(w.device)
             replica.set_mode(training)
             one = partial(self._loss, replica.module)  # this thread's own: a call puts w in its parameters' place
             g, loss = vmap(grad_and_value(one), in_dims=(0, 0, 0, None if weight is None else 0))(w, x, y, weight)
             return loss, g
-        plain = weight is None and local is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point()
-        same = self.layers.gives_same(y.shape[1]) if self.layers and plain else False
-        if self.layers and same:
-            return self.layers.gradients(w, x, y, want_loss=not training)
+        return self._find_alone(w, x, y, weight, statistics, generators, training, local)
+
+    def _find_alone(
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        statistics: Tensor | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+        training: bool = False,
+        local: LocalLoss | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Client by client, with autograd."""
+        replica = self._replica(w.device)
         alone = [
             replica(
                 w[i],
@@ -251,11 +271,16 @@ class ModuleProblem:
             )
             for i in range(len(w))
         ]
-        loss, g = torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
-        if self.layers and same is None:
-            F, slope = self.layers.gradients(w, x, y, want_loss=True)
-            self.layers.compare(y.shape[1], torch.equal(loss, F) and torch.equal(g, slope))
-        return loss, g
+        return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
+
+    def _find_way(self, layers: LinearLayers, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Way:
+        """How its layers give the bytes of autograd; the first pass of a kind compares a few clients."""
+        kind = y.shape[1], weight is not None
+        if way := layers.find_way(kind):
+            return way
+        few = [v if v is None else v[:_COMPARED] for v in (w, x, y, weight)]
+        loss, g = self._find_alone(*few)  # type: ignore[arg-type]
+        return layers.try_ways(kind, loss, g, *few)  # type: ignore[arg-type]
 
     def _loss(self, module: nn.Module, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         args, named = unpack_inputs(x, self.inputs)

@@ -13,19 +13,24 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from same_runs import same
+from torch import Tensor
 
 from fedveca import Experiment, compare, run
+from fedveca.algorithms.fedprox import FedProx
 from fedveca.algorithms.registry import load_method, methods
 from fedveca.cohorts.local import meeting
-from fedveca.cohorts.local.meeting import Probed, ProbeRequest
+from fedveca.cohorts.local.joint import Walk
+from fedveca.cohorts.local.meeting import ProbeRequest
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError
 from fedveca.runs import pool, population
+from fedveca.runs.compare import Chain, group_chains
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FolderUnwritable, Stopped
 from fedveca.runs.lock import lock_folder
@@ -34,9 +39,12 @@ from fedveca.runs.pool import RunPlan, complete_runs, group_plans
 from fedveca.runs.population import MOST_MEMBERS, is_shared
 from fedveca.runs.schema import Round
 from fedveca.runs.sweep import sweep
+from fedveca.tasks.layers import LinearLayers
 
 E = Experiment(model="svm", rounds=4, batch=8, clients=5, partition="dirichlet", lr=0.05, tau_0=3, probe=0)
 NAMES = tuple(name for name in methods() if not load_method(name).algorithm.needs_timing)
+Requests = Sequence[ProbeRequest | Walk[Any]]
+MLP = replace(E, model="mlp", hidden=32, batch=16, probe="auto")
 KEPT = ("checkpoint.safetensors", "checkpoint.former.safetensors")
 SETTINGS = {
     "participation": {"participation": 0.5},
@@ -56,25 +64,25 @@ def never() -> bool:
 
 @pytest.fixture(autouse=True)
 def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many runs each pass over the rows answered; small probes meet too."""
+    """How many runs were answered at a time; small probes meet too."""
     found: list[int] = []
-    real = meeting.answer_probes
 
-    def count(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+    def count(requests: Requests, threads: ThreadPool) -> list[Any]:
         found.append(len(requests))
-        return real(requests, threads)
+        return meeting.answer(requests, threads)
 
     monkeypatch.setattr(meeting, "_LARGE", 1)
-    monkeypatch.setattr(population, "answer_probes", count)
+    monkeypatch.setattr(population, "answer", count)
     threads = threading.active_count()
     yield found
     gc.collect()  # the threads of pools that nobody holds end
     assert threading.active_count() <= threads + 2 * torch.get_num_threads()
 
 
-def choose(name: str) -> Experiment:
-    model = "logistic" if load_method(name).algorithm.has_loss else "svm"
-    return replace(E, method=name, model=model)
+def choose(name: str, model: str) -> Experiment:
+    if model == "mlp":
+        return replace(MLP, method=name)
+    return replace(E, method=name, model="logistic" if load_method(name).algorithm.has_loss else "svm")
 
 
 def plans(experiments: Sequence[Experiment], out: Path) -> list[RunPlan]:
@@ -98,21 +106,23 @@ def everyone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("together")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting, "_LARGE", 1)
-        for model in ("svm", "logistic"):
-            mine = [choose(name) for name in NAMES if choose(name).model == model]
-            complete_runs([RunPlan(e, out / e.method, "cpu") for e in mine], never)
+        for kind, model in (("svm", "svm"), ("svm", "logistic"), ("mlp", "mlp")):
+            mine = [e for e in (choose(name, kind) for name in NAMES) if e.model == model]
+            complete_runs([RunPlan(e, out / kind / e.method, "cpu") for e in mine], never)
     return out
 
 
+@pytest.mark.parametrize("kind", ["svm", "mlp"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_method_has_the_bytes_that_it_has_alone(name: str, everyone: Path, tmp_path: Path) -> None:
-    run(choose(name), tmp_path / "alone", device="cpu")
-    alike(everyone / name, tmp_path / "alone")
+def test_every_method_has_the_bytes_that_it_has_alone(name: str, kind: str, everyone: Path, tmp_path: Path) -> None:
+    run(choose(name, kind), tmp_path / "alone", device="cpu")
+    alike(everyone / kind / name, tmp_path / "alone")
 
 
+@pytest.mark.parametrize("e", [E, MLP], ids=["svm", "mlp"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_settings(settings: dict[str, object], tmp_path: Path, meets: list[int]) -> None:
-    mine = plans([E.replace(method=name, **settings) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
+def test_settings(settings: dict[str, object], e: Experiment, tmp_path: Path, meets: list[int]) -> None:
+    mine = plans([e.replace(method=name, **settings) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
     complete_runs(mine, never)
     assert max(meets) == 3
     for plan in mine:
@@ -120,8 +130,9 @@ def test_settings(settings: dict[str, object], tmp_path: Path, meets: list[int])
         alike(plan.folder, tmp_path / plan.folder.name)
 
 
-def test_runs_of_different_lengths_rates_and_seeds(tmp_path: Path, meets: list[int]) -> None:
-    several = [replace(E, method="fedavg", **more) for more in ({"rounds": 2}, {"lr": 0.2}, {"seed": 1}, {"lr": 1e4})]
+@pytest.mark.parametrize("e", [E, MLP], ids=["svm", "mlp"])
+def test_runs_of_different_lengths_rates_and_seeds(e: Experiment, tmp_path: Path) -> None:
+    several = [replace(e, method="fedavg", **more) for more in ({"rounds": 2}, {"lr": 0.2}, {"seed": 1}, {"lr": 1e9})]
     several[3] = replace(several[3], rounds=30)  # it diverges, and the others do not notice
     mine = plans(several, tmp_path / "all")
     done = complete_runs(mine, never)
@@ -182,18 +193,17 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
-    real = meeting.answer_probes
 
-    def lose(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+    def lose(requests: Requests, threads: ThreadPool) -> list[Any]:
         lines = mine[1].folder / "rounds.jsonl"
         if lines.exists() and lines.read_text().count("\n") == 1:
             shutil.rmtree(mine[1].folder)
-        return real(requests, threads)
+        return meeting.answer(requests, threads)
 
-    monkeypatch.setattr(population, "answer_probes", lose)
+    monkeypatch.setattr(population, "answer", lose)
     with pytest.raises(FolderUnwritable, match="is gone"):
         complete_runs(mine, never)
-    monkeypatch.setattr(population, "answer_probes", real)
+    monkeypatch.setattr(population, "answer", meeting.answer)
     assert len(Run.open(mine[0].folder).rounds) == E.rounds
     assert 0 < len(Run.open(mine[2].folder).rounds) < E.rounds
     complete_runs(mine, never)
@@ -205,10 +215,10 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
 def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = plans([replace(E, method=name) for name in ("fedavg", "fedprox")], tmp_path)
 
-    def interrupt(requests: Sequence[ProbeRequest], threads: ThreadPool) -> list[Probed]:
+    def interrupt(requests: Requests, threads: ThreadPool) -> list[Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(population, "answer_probes", interrupt)
+    monkeypatch.setattr(population, "answer", interrupt)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         complete_runs(mine, never)
@@ -216,6 +226,47 @@ def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatc
     for plan in mine:
         with lock_folder(plan.folder):
             pass
+
+
+@pytest.mark.parametrize("clients", [3, 12])
+def test_local_steps_of_small_layers_are_one_pass(
+    clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = LinearLayers.gradients
+
+    def count(self: LinearLayers, w: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        seen.append(len(w))
+        return real(self, w, *args, **kwargs)
+
+    monkeypatch.setattr(LinearLayers, "gradients", count)
+    e = replace(MLP, clients=clients, partition="iid", tau_0=5)
+    several = [replace(e, method="fedavg", seed=seed, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2)]
+    complete_runs(plans(several, tmp_path), never)
+    assert seen.count(4 * clients) >= 5 * (e.rounds - 1)
+
+
+def test_an_error_of_one_run_is_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = plans([replace(MLP, method=name) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
+    real, calls = FedProx.step, 0
+
+    def fail(self: FedProx, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise UserError("no step")
+        return real(self, *args)
+
+    monkeypatch.setattr(FedProx, "step", fail)
+    with pytest.raises(UserError, match="no step"):
+        complete_runs(mine, never)
+    assert len(Run.open(mine[0].folder).rounds) == MLP.rounds
+    assert len(Run.open(mine[2].folder).rounds) < MLP.rounds
+    monkeypatch.undo()
+    complete_runs(mine, never)
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name, resumed=True)
 
 
 KILLED = """
@@ -228,11 +279,11 @@ compare(Experiment({settings}), 1, sys.argv[1], methods=("fedavg", "scaffold", "
 
 
 @pytest.mark.slow
-def test_killed_and_resumed(tmp_path: Path, meets: list[int]) -> None:
-    e, names = replace(E, rounds=60, participation=0.8, faults="drop:0.2"), ("fedavg", "scaffold", "fedprox")
-    words = {
-        key: getattr(e, key) for key in ("model", "rounds", "batch", "clients", "partition", "lr", "tau_0", "probe")
-    }
+@pytest.mark.parametrize("model", ["svm", "mlp"])
+def test_killed_and_resumed(model: str, tmp_path: Path, meets: list[int]) -> None:
+    e = replace(E if model == "svm" else MLP, rounds=60, participation=0.8, faults="drop:0.2")
+    names, keys = ("fedavg", "scaffold", "fedprox"), ("model", "rounds", "batch", "clients", "partition", "lr", "tau_0")
+    words = {key: getattr(e, key) for key in (*keys, "probe", "hidden")}
     words |= {"participation": e.participation, "faults": e.faults}
     code = KILLED.format(settings=", ".join(f"{key}={value!r}" for key, value in words.items()))
     out = tmp_path / "all"
@@ -318,6 +369,43 @@ def test_every_worker_gets_a_group() -> None:
     assert group_plans([], 2) == []
 
 
+def test_runs_that_step_together_are_grouped_across_seeds() -> None:
+    mine = plans([replace(MLP, method="fedavg", seed=seed, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2, 0.3)], Path())
+    assert [len(group) for group in group_plans(mine, 1)] == [6]
+    assert [len(group) for group in group_plans(mine, 4)] == [2, 2, 2]
+    assert [plan for group in group_plans(mine, 4) for plan in group] == mine
+
+
+@pytest.mark.parametrize(("e", "sizes"), [(E, {1: [1] * 5, 2: [1] * 5}), (MLP, {1: [5], 2: [3, 2], 9: [1] * 5})])
+def test_a_comparisons_seeds_are_grouped_where_they_step_together(e: Experiment, sizes: dict[int, list[int]]) -> None:
+    chains = [Chain(replace(e, seed=seed), ("fedveca", "fedavg"), Path(), "cpu", {}) for seed in range(5)]
+    for workers, want in sizes.items():
+        groups = group_chains(chains, workers)
+        assert [len(group.chains) for group in groups] == want
+        assert [chain for group in groups for chain in group.chains] == chains
+
+
+@pytest.mark.parametrize("names", [("fedveca", "fedavg", "fedprox"), ("fedavg", "fednova")])
+def test_a_comparison_of_several_seeds_has_the_bytes_of_each_alone(
+    names: tuple[str, ...], tmp_path: Path, meets: list[int]
+) -> None:
+    e = replace(MLP, rounds=8, lr=0.2, partition="case3")
+    together = compare(e, 3, tmp_path / "all", methods=names, device="cpu")
+    assert max(meets) == 6  # the rivals of three seeds, or all runs
+    assert names[0] == "fedavg" or len({run.summary["tau_all"] for run in together[::3]}) > 1
+    assert [(run.experiment.seed, run.experiment.method) for run in together] == [
+        (seed, name) for seed in range(3) for name in names
+    ]
+    for seed in range(3):
+        compare(replace(e, seed=seed), 1, tmp_path / str(seed), methods=names, device="cpu")
+        for name in names:
+            alike(tmp_path / "all" / f"{name}-seed{seed}", tmp_path / str(seed) / f"{name}-seed{seed}")
+            if name != names[0]:
+                mine = Run.open(tmp_path / "all" / f"{name}-seed{seed}").experiment
+                run(mine, tmp_path / "alone" / f"{name}-{seed}", device="cpu")
+                alike(tmp_path / "all" / f"{name}-seed{seed}", tmp_path / "alone" / f"{name}-{seed}")
+
+
 def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[int]) -> None:
     small = replace(E, method="fedavg", rounds=1, clients=2, partition="iid", test_every=5)
     done = complete_runs(plans([replace(small, lr=0.001 * (n + 1)) for n in range(MOST_MEMBERS + 2)], tmp_path), never)
@@ -327,9 +415,17 @@ def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[in
 
 @pytest.mark.parametrize(
     ("change", "device"),
-    [({"engine": "debug"}, "cpu"), ({"probe": "auto"}, "cpu"), ({"model": "mlp"}, "cpu"), ({}, "cuda")],
+    [
+        ({"engine": "debug"}, "cpu"),
+        ({"probe": "auto"}, "cpu"),
+        ({"model": "cnn"}, "cpu"),
+        ({"model": "mlp", "precision": "bfloat16"}, "cpu"),
+        ({"model": "mlp", "augment": "flip"}, "cpu"),
+        ({}, "cuda"),
+    ],
 )
 def test_where_it_does_not_pay_runs_are_one_after_another(change: dict[str, object], device: str) -> None:
     assert is_shared(E, "cpu")
+    assert is_shared(MLP, "cpu")
     assert not is_shared(E.replace(**change), device)
     assert not is_shared(replace(E, track="tensorboard"), "cpu")

@@ -1,9 +1,7 @@
-"""The study of rivals: its budget, its leads by Holm's rule, and what docs/choose.md says of it."""
+"""The study of rivals: its budget, its leads by Holm's rule, and its groups. What pages say: test_choose_page.py."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +10,10 @@ from fedveca import run
 from fedveca.runs.folder import Run
 from studies.rivals import results
 from studies.rivals import run as rivals
-from studies.rivals.run import RIVALS, RivalOutcome, Unit
-
-DOCS = Path(__file__).parents[3] / "docs"
+from studies.rivals.cases import find_chance, group_cases, is_fresh, is_partial
+from studies.rivals.grid import compare_grid, find_rate_loss, has_failed, is_near_chance, make_grid_table
+from studies.rivals.run import GRID, GRID_SEEDS, RATES, RIVALS, RivalOutcome, Unit
+from studies.rivals.swings import count_far, list_swings, make_swing_table
 
 
 def outcome(last: float, **more: Any) -> RivalOutcome:
@@ -65,28 +64,107 @@ def test_a_lead_is_clear_where_the_seeds_agree() -> None:
     assert [one.rival for one in verdict.ahead] == ["fedavg"]
 
 
-def test_the_page_shows_the_results() -> None:
-    page = (DOCS / "choose.md").read_text("utf-8")
-    stored: list[Unit] = json.loads((DOCS / "results" / "rivals.json").read_text("utf-8"))
-    units = results.keep_complete(stored)
-    assert len(units) == len(stored)
-    for table in (results.make_main_table(units, "last"), results.make_grid_table(units)):
-        assert table in page
-    found = results.find_findings(units)
-    for sentence in (
-        f"On {found.level['last']} of the {found.cases} cases no rival is ahead of FedVecaM's last model beyond chance",
-        f"with kept models on {found.level['kept']} of {found.cases}",
-        f"{found.near} of its {found.tuned} tuned runs end within one point of their best round",
-        f"{found.diverged['scaffold']} of SCAFFOLD's {found.grid} runs diverge, {found.diverged['fedavg']} of FedAvg's "
-        f"and {found.diverged['fedvecam']} of FedVecaM's",
-        f"{found.below} of its {found.grid} runs end more than one point below FedAvg's",
-    ):
-        assert sentence in page, sentence
-    for verdict in results.judge_cases(units, "last"):
-        for lead in verdict.behind:
-            assert f"{results.name_rival(lead.rival)} is ahead by {-lead.lead:.2f} points" in page
-    assert {unit["method"] for unit in units} == set(RIVALS)
-    readme = (DOCS.parent / "README.md").read_text("utf-8")
-    assert (
-        f"no rival is ahead of its last model beyond chance on {found.level['last']} of {found.cases} cases" in readme
-    )
+def everyone(case: str, **lasts: float) -> list[Unit]:
+    """Every method on a case with four seeds that agree; those not named reach 80 %."""
+    found = [unit(m, [lasts.get(m, 80.0) + 0.01 * k for k in range(4)], case) for m in RIVALS]
+    for one in found:
+        one["settings"] = {"lr": 0.1}
+    return found
+
+
+def test_each_method_is_judged_as_fedvecam_is() -> None:
+    units = everyone("heart", fedacg=90.0, fedvecam=85.0) + everyone("cifar-dirichlet05-partial", feddyn=82.0)
+    ranked = results.rank_methods(units, "last")
+    everything = {one.method: one for one in ranked["all"]}
+    assert everything["fedacg"].distance == pytest.approx((0 + 2) / 2)
+    assert everything["fedvecam"].distance == pytest.approx((5 + 2) / 2)
+    assert everything["fedacg"].level == 1  # behind FedDyn on the second case
+    assert everything["fedvecam"].level == 0
+    assert everything["fedavg"].rates == [0.1]
+    assert ranked["all"][0].method == "fedacg"
+    assert results.count_level(units, "last")["all"] == 0
+    assert [one.method for one in results.choose_methods(ranked["a fifth, CNN"])] == ["feddyn"]
+    near = everyone("heart", fedacg=90.0, feddyn=89.75, fedavg=89.65)
+    chosen = results.choose_methods(results.rank_methods(near, "last")["all clients, linear"])
+    assert [one.method for one in chosen] == ["fedacg", "feddyn"]
+    table = results.make_group_table(units, ranked)
+    assert "| all: 2 | 3.50 (0) | 6.00 (0) |" in table
+
+
+def test_cases_are_grouped_by_participation_model_and_skew() -> None:
+    units = [one for case in rivals.read_cases() for one in everyone(case)]
+    groups = group_cases(units)
+    assert groups["all"] == list(rivals.read_cases())
+    for parts in (("all clients", "a fifth"), ("data of the choice", "other data")):
+        assert sorted(case for part in parts for case in groups[part]) == sorted(groups["all"])
+    kinds = [f"{who}, {kind}" for who in ("all clients", "a fifth") for kind in ("linear", "MLP", "CNN")]
+    assert sorted(case for kind in kinds for case in groups[kind]) == sorted(groups["all"])
+    assert groups["a fifth, CNN"] == ["cifar-dirichlet05-partial"]
+    assert groups["all clients, natural or synthetic clients"] == ["heart", "synthetic"]
+    assert (is_partial("mlp-case3"), is_partial("mlp-dirichlet05-partial")) == (False, True)
+    assert (is_fresh("cifar-case3"), is_fresh("synthetic")) == (True, False)
+
+
+def test_rows_are_parts_of_the_budget() -> None:
+    one = unit("fedvecam", [80.0, 80.0])
+    budget = rivals.count_budget("heart")
+    one["runs"] = {"1": outcome(80.0, rows=budget // 2), "2": outcome(80.0, rows=budget)}
+    assert results.find_spent([one], "fedvecam") == {"heart": (0.5, 1.0)}
+    assert results.find_spent([one], "fedavg") == {}
+
+
+def test_tuned_rates_at_the_edge_are_counted() -> None:
+    units = [unit("fedacg", [1.0], case) for case in ("heart", "synthetic", "svm-case3")]
+    for one, rate in zip(units, (0.003, 0.3, 0.3), strict=True):
+        one["settings"] = {"lr": rate}
+    assert results.count_edges(units, "fedacg") == (1, 2)
+
+
+def test_a_run_near_chance_has_failed_whether_or_not_it_diverged() -> None:
+    """The SVM and heart disease have two labels, the others ten."""
+    assert [find_chance(case) for case in ("svm-case3", "heart", "mlp-case3", "synthetic")] == [50, 50, 10, 10]
+    assert is_near_chance("svm-case3", outcome(55.0))
+    assert not is_near_chance("svm-case3", outcome(55.1))
+    assert not is_near_chance("cifar-case3", outcome(15.1))
+    assert has_failed("cifar-case3", outcome(40.0, diverged=True))
+    assert has_failed("cifar-case3", outcome(10.0))
+
+
+def make_grid_units() -> list[Unit]:
+    """On CIFAR-10: FedVecaM ends near chance at 0.03, FedAvg diverges at 0.1, SCAFFOLD is level but for 0.003."""
+    ends = {
+        "fedvecam": {0.03: outcome(10.0), 0.1: outcome(30.0, returns=2)},
+        "fedavg": {0.1: outcome(30.0, diverged=True)},
+        "scaffold": {0.003: outcome(38.0)},
+    }
+    units = everyone("cifar-case3")
+    for one in units:
+        if one["method"] in GRID:
+            mine = ends[one["method"]]
+            one["grid"] = {f"{r:g}": {str(s): mine.get(r, outcome(40.0)) for s in GRID_SEEDS} for r in RATES}
+    return units
+
+
+def test_fedvecam_is_compared_with_the_same_rate_and_seed() -> None:
+    units = make_grid_units()
+    against = compare_grid(units, "fedavg")
+    assert against.diverged == []
+    assert {cell.rate for cell in against.failed} == {"0.03"}
+    assert {cell.rate for cell in against.spared} == {"0.1"}
+    assert (len(against.failed), len(against.spared), against.ahead, against.behind) == (3, 3, 0, 3)
+    assert (compare_grid(units, "scaffold").ahead, compare_grid(units, "scaffold").behind) == (3, 6)
+    assert find_rate_loss(units, "fedvecam", ["cifar-case3"]) == pytest.approx((30 + 10) / 5)
+    assert find_rate_loss(units, "scaffold", ["cifar-case3"]) == pytest.approx(2 / 5)
+    table = make_grid_table(units)
+    assert "| CNN | 0.03 | 3 | 10.00 | 40.00 | 40.00 | 0, 3 | 0, 0 | 0, 0 | 0 |" in table
+    assert "| CNN | 0.1 | 3 | 30.00 | 30.00 | 40.00 | 0, 0 | 3, 0 | 0, 0 | 6 |" in table
+
+
+def test_a_swing_is_the_best_round_minus_the_last_model() -> None:
+    units = everyone("heart")
+    for one in units:
+        if one["method"] == "fedvecam":
+            one["runs"] = {"1": outcome(80.0, best=81.0), "2": outcome(80.0, best=81.5)}
+    assert list_swings(units, "heart", "fedvecam") == pytest.approx([1.0, 1.5])
+    assert count_far([1.0, 1.5]) == 1
+    assert "| heart | 254 | 1.25 | 1 of 2 | 0.00 | 0 of 40 |" in make_swing_table(units)

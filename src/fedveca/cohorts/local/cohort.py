@@ -28,7 +28,8 @@ from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
-from fedveca.cohorts.local.meeting import ProbeRequest, probe, share_client_rows
+from fedveca.cohorts.local.joint import Pass, Walk
+from fedveca.cohorts.local.meeting import ProbeRequest, probe, share_client_rows, take_passes
 from fedveca.cohorts.local.probe import ProbePasses
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
@@ -293,7 +294,8 @@ class LocalCohort:
             w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, w, index, steps, before, counts, seeds)
             return w, s, after[0] if after else None
         with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-            w, s = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
+            walk = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
+            w, s = take_passes(walk, self.problem)
         return w, s, running
 
     def _make_result(
@@ -343,7 +345,7 @@ class LocalCohort:
         running: Tensor | None,
         counts: Tensor,
         chunk: Chunk,
-    ) -> tuple[Tensor, object]:
+    ) -> Walk[tuple[Tensor, object]]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
         The statistics `running` [n, S] change in place. The labels are counted in `counts` [n, C].
@@ -359,7 +361,7 @@ class LocalCohort:
                     now = None if running is None else running[:n]
                     draws_of = self._seed_generators(k, chunk.ids[:n], at) if self.problem.random else None
                     loss = make_local_loss(algorithm, order, s, counts[:n])
-                    g = self.problem.slope(w, x, y, self.rows.unit, statistics=now, generators=draws_of, loss=loss)
+                    _, g = yield Pass(self.problem, w, x, y, self.rows.unit, None, now, draws_of, loss)
                     w, s = algorithm.step(order, s, w, g)
                     at += 1
         if not done:
@@ -396,7 +398,7 @@ class LocalCohort:
         if captured and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
             F, g = self.passes.on_lanes(captured, w, running, chunk, counts)
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
-            F, g = self.passes.together(w, running, chunk, counts)
+            F, g = take_passes(self.passes.together(w, running, chunk, counts), self.problem)
         else:
             rows = list(zip(starts, sizes, counts, strict=True))
             alone = probe(ProbeRequest(self.passes, w, running, rows, want_gradient), self.pool)

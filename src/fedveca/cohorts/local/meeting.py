@@ -3,7 +3,7 @@
 A run asks for F_i(w_k) on its clients' rows, which have to be read and prepared for the model. Runs of one seed have
 the same clients: where they ask in the same round, each block of rows is prepared once, and every run's model passes
 over it while it is in the cache. A model's numbers are computed by the same operations on the same rows as alone, so
-they are the same bytes.
+they are the same bytes. The local steps of small models are taken together: see `fedveca.cohorts.local.joint`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedveca.cohorts.local.joint import Walk, take_alone, take_together
 from fedveca.cohorts.local.probe import ProbedModel, ProbePasses
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows, make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.module_problem import ModuleProblem
+from fedveca.tasks.problem import Problem
 
 _LARGE = 2**20  # numbers of a probe's rows from which it is worth a thread, and a meeting
 Probed = list[tuple[Tensor, Tensor]]  # F [] and grad F [P] of each client
+_T = TypeVar("_T")
 
 
 class ProbeRequest(NamedTuple):
@@ -70,10 +74,18 @@ def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Pr
     return found
 
 
+def answer(requests: Sequence[ProbeRequest | Walk[Any]], pool: ThreadPool) -> list[Any]:
+    """What each request has found, in their order."""
+    probes = [request for request in requests if isinstance(request, ProbeRequest)]
+    found = iter(answer_probes(probes, pool))
+    walked = iter(take_together([request for request in requests if not isinstance(request, ProbeRequest)]))
+    return [next(found if isinstance(request, ProbeRequest) else walked) for request in requests]
+
+
 class Meeting:
     """What a run of a population asks, in place of computing it alone."""
 
-    def __init__(self, ask: Callable[[ProbeRequest], Probed]) -> None:
+    def __init__(self, ask: Callable[[ProbeRequest | Walk[Any]], Any]) -> None:
         self.ask = ask  # waits until the other runs have asked too
 
     def enter(self) -> None:
@@ -88,7 +100,17 @@ _known: list[tuple[Tensor | LazyRows, Tensor, Tensor, str, weakref.ref[ClientRow
 def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
     """The numbers of one run, together with those of the runs that it meets, if there are any."""
     meeting = _meeting.get()
-    return meeting.ask(request) if meeting and request.is_large else answer_probes([request], pool)[0]
+    found: Probed = meeting.ask(request) if meeting and request.is_large else answer_probes([request], pool)[0]
+    return found
+
+
+def take_passes(walk: Walk[_T], problem: Problem) -> _T:
+    """Goes through a walk of one run, together with those of the runs that it meets, if their passes may be one."""
+    meeting = _meeting.get()
+    if meeting is None or not isinstance(problem, ModuleProblem) or problem.layers is None:
+        return take_alone(walk)
+    found: _T = meeting.ask(walk)
+    return found
 
 
 def share_client_rows(

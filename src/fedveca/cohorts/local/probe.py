@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveca.cohorts.local.chunks import Chunk
 from fedveca.cohorts.local.cuda_graphs import Lanes
+from fedveca.cohorts.local.joint import Pass, Values, Walk
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
@@ -48,13 +49,15 @@ class ProbePasses:
         n = len(counts)
         return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), before)
 
-    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> tuple[Tensor, Tensor]:
+    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> Walk[Values]:
         """Many small clients in one batch, padded with rows of weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
         x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
-        return self.problem.gradients(w, x, y, (j < count).float() / count, running)
+        weight = (j < count).float() / count
+        found = yield Pass(self.problem, w, x, y, weight=weight, statistics=running, training=False)
+        return found
 
     def alone(
         self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool

@@ -1,0 +1,240 @@
+"""What docs/choose.md and README say of the study of rivals is what its results give."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedveca.tasks.datasets.dataset import load
+from studies.rivals import results, swings
+from studies.rivals.cases import TEST_ROWS, count_test_rows, group_cases, keep_complete, list_cases, name_rival
+from studies.rivals.grid import compare_grid, find_rate_loss, index_grid, list_cells, make_grid_table
+from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, read_cases
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "choose.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def units() -> list[Unit]:
+    stored: list[Unit] = json.loads((DOCS / "results" / "rivals.json").read_text("utf-8"))
+    assert len(keep_complete(stored)) == len(stored)
+    return stored
+
+
+@pytest.fixture(scope="module")
+def standings(units: list[Unit]) -> dict[str, list[results.Standing]]:
+    return results.rank_methods(units, "last")
+
+
+def find(ranked: list[results.Standing], method: str) -> results.Standing:
+    return next(one for one in ranked if one.method == method)
+
+
+def test_the_tables_are_those_of_the_results(
+    units: list[Unit], standings: dict[str, list[results.Standing]], tmp_path: Path
+) -> None:
+    for table in (
+        results.make_advice_table(units, standings),
+        results.make_main_table(units, "last"),
+        results.make_group_table(units, standings),
+        make_grid_table(units),
+        swings.make_swing_table(units),
+    ):
+        assert table in PAGE
+    swings.draw(units, tmp_path / "rivals.svg")
+    assert (tmp_path / "rivals.svg").read_bytes() == (DOCS / "results" / "rivals.svg").read_bytes()
+
+
+def test_cases_that_were_not_run_are_named(units: list[Unit]) -> None:
+    missing = [case for case in read_cases() if case not in list_cases(units)]
+    assert f"`{'` and `'.join(missing)}` of `cases.toml` have not been run" in PAGE
+    assert f"python -m studies.rivals {' '.join(missing)} --out rivals.json" in PAGE
+
+
+def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
+    last, kept = results.count_level(units, "last"), results.count_level(units, "kept")
+    count = {group: len(cases) for group, cases in group_cases(units).items()}
+    share = {name: level["all"] / count["all"] for name, level in (("last", last), ("kept", kept))}
+    assert max(share.values()) < 0.8
+    for sentence in (
+        "Is FedVecaM first or tied on at least 80 % of the cases? No.",
+        f"On {last['all']} of the {count['all']} cases ({share['last']:.0%}".replace("%", " %"),
+        f"with kept models on {kept['all']} of {count['all']} ({share['kept']:.0%}".replace("%", " %"),
+        f"On the {count['other data']} cases whose data took no part in its choice, that holds on "
+        f"{last['other data']} with last models; on the {count['data of the choice']} others on "
+        f"{last['data of the choice']}.",
+        f"Where all clients take part it holds on {last['all clients']} of {count['all clients']} cases.",
+        f"With a fifth of the clients per round it holds on {last['a fifth']} of {count['a fifth']} cases",
+    ):
+        assert sentence in PAGE, sentence
+    for verdict in results.judge_cases(units, "last"):
+        for lead in verdict.behind:
+            said = rf"`{verdict.case}`[^`]*{name_rival(lead.rival)} is ahead by {-lead.lead:.2f} points"
+            assert re.search(said, PAGE), said
+    assert standings["all clients"][0].method == "fedvecam"
+    nearest = standings["all clients"][0].distance
+    assert f"the smallest mean distance from the best there, {nearest:.2f} points" in PAGE
+
+
+def test_other_methods_are_judged_in_the_same_way(
+    units: list[Unit], standings: dict[str, list[results.Standing]]
+) -> None:
+    ranked = standings["all"]
+    said = " for SCAFFOLD tuned, 13 for FedACG, 12 for FedAdam, 11 for FedDyn and 8 for SCAFFOLD."
+    named = ("scaffold tuned", "fedacg", "fedadam", "feddyn", "scaffold")
+    level = [find(ranked, method).level for method in named]
+    assert f"on {level[0]} of {len(list_cases(units))} cases{said}" in PAGE
+    assert level == [14, *(int(n) for n in re.findall(r"(\d+) for", said))]
+    fedveca = find(ranked, "fedveca")
+    assert f"FedVeca is level on {fedveca.level}" in PAGE
+    assert f"{fedveca.distance:.2f} points from the best on average" in PAGE
+    comparisons = [one for method in RIVALS for one in results.compare_units(units, "last", method)]
+    assert all(one.p >= results.LEVEL for one in comparisons if one.case in ("heart", "synthetic"))
+    prox = [one for one in results.compare_units(units, "last", "fedprox") if one.rival == "fedavg"]
+    assert [one.lead < 0 for one in prox if one.p < results.LEVEL] == [True]
+    assert "it is never ahead of FedAvg beyond chance, and behind it on one case" in PAGE
+    linear = [c for c in group_cases(units)["all clients, linear"] if c not in ("heart", "synthetic")]
+    mean = {(u["case"], u["method"]): statistics.fmean(r["last"] for r in u["runs"].values()) for u in units}
+    assert statistics.fmean(mean[c, "fedadam"] for c in linear) < statistics.fmean(mean[c, "scaffold"] for c in linear)
+
+
+def test_what_a_rate_and_a_method_cost(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
+    loss = {method: find_rate_loss(units, method, list_cases(units)) for method in GRID}
+    assert sorted(loss, key=lambda method: loss[method]) == ["fedvecam", "fedavg", "scaffold"]
+    near, far = standings["all"][0], standings["all"][-1]
+    assert (near.method, far.method) == ("fedacg", "fedveca")
+    assert f"a rate costs {loss['fedvecam']:.1f} points (FedVecaM) to {loss['scaffold']:.1f} points (SCAFFOLD)" in PAGE
+    assert f"a method costs {near.distance:.1f} points (FedACG) to {far.distance:.1f} points (FedVeca)" in PAGE
+    assert (
+        f"a rate is {loss['fedvecam']:.2f} points from the best one on average, {loss['fedavg']:.2f} for FedAvg and "
+        f"{loss['scaffold']:.2f} for SCAFFOLD" in PAGE
+    )
+    cnn = {method: find_rate_loss(units, method, group_cases(units)["all clients, CNN"]) for method in GRID}
+    assert f"it is {cnn['fedvecam']:.2f} points, and {cnn['fedavg']:.2f} for FedAvg" in PAGE
+
+
+def test_what_to_take_where_nobody_tunes(units: list[Unit]) -> None:
+    groups, grid = group_cases(units), index_grid(units)
+    cnn = [*groups["all clients, CNN"], *groups["a fifth, CNN"]]
+    others = [case for case in groups["all"] if case not in cnn]
+
+    def mean(method: str, cases: list[str], rate: float) -> float:
+        return statistics.fmean(grid[method][cell]["last"] for cell in list_cells(cases, [rate]))
+
+    for rate in RATES[:-1]:
+        assert mean("fedvecam", others, rate) > max(mean(method, others, rate) for method in GRID[1:])
+    assert max(RATES, key=lambda rate: mean("fedvecam", others, rate)) == 0.03
+    ahead = [rate for rate in RATES[:-1] if mean("fedvecam", cnn, rate) > mean("fedavg", cnn, rate)]
+    assert ahead == [0.003]
+    best = sorted(RATES, key=lambda rate: -mean("fedavg", cnn, rate))[:2]
+    assert sorted(best) == [0.01, 0.03]
+
+
+def test_where_fedvecam_fails_and_others_do_not(units: list[Unit]) -> None:
+    grid, against = index_grid(units), {rival: compare_grid(units, rival) for rival in GRID[1:]}
+    fedavg, scaffold = against["fedavg"], against["scaffold"]
+    assert fedavg.diverged == scaffold.diverged == []
+    count = len(grid["fedvecam"])
+    assert f"By that definition never, in {count} runs; by its results, yes.** {len(fedavg.failed)} of its runs" in PAGE
+    places = Counter((cell.case, cell.rate) for cell in fedavg.failed)
+    listed = [f"{n} on `{case}` at {rate}" for (case, rate), n in places.items()]
+    reached = [grid["fedavg"][cell]["last"] for cell in fedavg.failed]
+    assert f"{', '.join(listed[:-1])} and {listed[-1]}" in PAGE
+    assert f"where FedAvg reaches {min(reached):.2f} to {max(reached):.2f} %" in PAGE
+    assert {grid["fedvecam"][cell]["returns"] for cell in fedavg.failed} == {0}
+    assert f"In all {len(fedavg.failed)} the guard never returned" in PAGE
+    assert f"Compared with SCAFFOLD there are {len(scaffold.failed)} such runs" in PAGE
+    assert f"FedAvg fails in {len(fedavg.spared)} runs in which FedVecaM does not" in PAGE
+    assert f"and SCAFFOLD in {len(scaffold.spared)}; all but one are SVMs at 0.1 or 0.3" in PAGE
+    spared = [*fedavg.spared, *scaffold.spared]
+    assert sum(not cell.case.startswith("svm") or cell.rate not in ("0.1", "0.3") for cell in spared) == 1
+    assert f"ahead of FedAvg in {fedavg.ahead} of {count} runs and more than a point behind in {fedavg.behind}" in PAGE
+    assert f"for SCAFFOLD it is {scaffold.ahead} and {scaffold.behind}" in PAGE
+
+
+def test_how_far_runs_end_below_their_best_round(units: list[Unit]) -> None:
+    far = {c: swings.count_far(swings.list_swings(units, c, "fedvecam")) for c in list_cases(units)}
+    total, count = sum(far.values()), len(far) * len(SEEDS)
+    assert f"true of {count - total} of its {count} tuned runs, and false of {total}" in PAGE
+    for case, runs in far.items():
+        assert not runs or re.search(rf"\b{runs} on `?{case}\b", PAGE), case
+    few = sum(runs for case, runs in far.items() if count_test_rows(case) < 450)
+    assert f"{few} of the {total} runs are on cases with fewer than 450 test rows" in PAGE
+    cifar = sum(runs for case, runs in far.items() if case.startswith("cifar"))
+    assert cifar == total - few
+    assert f"The {cifar} runs on CIFAR-10" in PAGE
+    below = {m: sum(swings.count_far(swings.list_swings(units, c, m)) for c in far) for m in swings.list_rivals()}
+    low, high = min(below, key=below.__getitem__), max(below, key=below.__getitem__)
+    assert (low, high) == ("scaffold", "fedexp")
+    assert f"{below[low]} (SCAFFOLD) to {below[high]} (FedExP) end so far below" in PAGE
+    ours = statistics.fmean(swings.list_swings(units, "heart", "fedvecam"))
+    theirs = statistics.fmean(s for m in swings.list_rivals() for s in swings.list_swings(units, "heart", m))
+    assert f"end {theirs:.2f} points below their best rounds on average, FedVecaM's {ours:.2f}" in PAGE
+    small, large = (100 * math.sqrt(0.05 / count_test_rows(case)) for case in ("heart", "cifar-case3"))
+    assert f"{small:.2f} points with heart's 254 rows, and {large:.2f} with 10,000" in PAGE
+
+
+def test_test_rows_are_those_of_the_data() -> None:
+    for name in ("heart", "digits"):
+        assert len(load(name).y_test) == TEST_ROWS[name]
+    rows = [len(load("synthetic", clients=20, seed=seed).y_test) for seed in SEEDS]
+    assert int(statistics.fmean(rows)) == TEST_ROWS["synthetic"]
+    assert max(rows) < 450
+
+
+def test_what_each_method_spent_of_the_budget(units: list[Unit]) -> None:
+    spent = {method: results.find_spent(units, method) for method in RIVALS}
+    ends = {m: (min(low for low, _ in by.values()), max(high for _, high in by.values())) for m, by in spent.items()}
+    low, high = ends["fedvecam"]
+    assert f"FedVecaM's runs have {100 * low:.0f} to {100 * high:.0f} % of the budget" in PAGE
+    equal = [method for method in RIVALS if ends[method] == (1, 1)]
+    assert len(equal) == 8
+    assert "Gradient rows are equal for eight of the rivals only." in PAGE
+    assert {*RIVALS} - {*equal} == {"fedvecam", "fedveca", "corrected"}
+    above = [case for case, (_, most) in spent["fedvecam"].items() if most > 1.01]
+    assert f"on the {len(above)} cases where a run of it is more than 1 % above" in PAGE
+    assert all(not one.ahead for one in results.judge_cases(units, "last") if one.case in above)
+    low, high = (end(ends[m][k] for m in ("fedveca", "corrected")) for k, end in enumerate((min, max)))
+    assert f"stopped after 100 rounds and have {100 * low:.0f} to {100 * high:.0f} %" in PAGE
+
+
+def test_limits_of_the_tuning_are_counted(units: list[Unit]) -> None:
+    edges = {method: results.count_edges(units, method) for method in RIVALS}
+    assert {edges[method][1] for method in ("fedavg", "fedprox", "feddyn", "scaffold tuned")} == {6}
+    assert max(high for _, high in edges.values()) == 6
+    assert edges["fedvecam"][1] == 0
+    assert "On 6 of the 17 cases it chose the highest, 0.3, for FedAvg, FedProx, FedDyn and SCAFFOLD tuned" in PAGE
+    assert f"0.003, for FedACG on {edges['fedacg'][0]} and for FedVecaM on {edges['fedvecam'][0]}" in PAGE
+    worst: list[RivalOutcome] = [
+        run
+        for unit in units
+        if (unit["case"], unit["method"]) == ("digits-dirichlet05-partial", "scaffold tuned")
+        for run in unit["runs"].values()
+    ]
+    assert f"one of the ten runs ends at {min(run['last'] for run in worst):.1f} %" in PAGE
+
+
+def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
+    readme, level = (DOCS.parent / "README.md").read_text("utf-8"), results.count_level(units, "last")
+    count = {group: len(cases) for group, cases in group_cases(units).items()}
+    assert (
+        f"no rival is ahead of its last model beyond chance on {level['all']} of {count['all']} cases: "
+        f"on {level['all clients']} of {count['all clients']} where all clients take part, but on {level['a fifth']} "
+        f"of {count['a fifth']} with a fifth of them per round" in readme
+    )
+    assert {one.method for one in standings["a fifth"][:2]} == {"feddyn", "fedacg"}
+    assert "where FedDyn and FedACG are the methods to take" in readme
+    assert standings["all"][0].method == "fedacg"
+    assert "FedACG is nearest to the best over all 17" in readme
+    assert "with a CNN FedVecaM needs a small rate" in readme
+    assert (
+        max(rate for name in ("all clients, CNN", "a fifth, CNN") for rate in find(standings[name], "fedvecam").rates)
+        < 0.1
+    )
