@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fedveca.cohorts.local.joint import Failure, Walk
-from fedveca.cohorts.local.meeting import Meeting, ProbeRequest, answer
+from fedveca.cohorts.local.joint import Failure, PassWalk
+from fedveca.cohorts.local.meeting import Meeting, ProbeRequest, answer_requests
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -57,7 +57,7 @@ class _Member:
 
     def __init__(self, run: MemberRun, stop: StopRequest, threads: int) -> None:
         self.run, self.stop, self.threads = run, stop, threads
-        self.request: ProbeRequest | Walk[Any] | None = None
+        self.request: ProbeRequest | PassWalk[Any] | None = None
         self.answer: Any = None
         self.result: Run | None = None
         self.error: BaseException | None = None
@@ -89,7 +89,7 @@ class _Member:
         while self.begun and not self.done:
             self.take_turn()
 
-    def _ask(self, request: ProbeRequest | Walk[Any]) -> Any:
+    def _ask(self, request: ProbeRequest | PassWalk[Any]) -> Any:
         self.request = request
         self._back.release()
         self._go.acquire()
@@ -147,7 +147,7 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
                     member.done = True  # as in runs one after another, it is never begun
             live = [member for member in live if not member.done]
             waiting = [(member, member.request) for member in live if member.request is not None]
-            answers = answer([request for _, request in waiting], pool)
+            answers = answer_requests([request for _, request in waiting], pool)
             for (member, _), found in zip(waiting, answers, strict=True):
                 member.answer = found
     except BaseException:

@@ -12,7 +12,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedveca.errors import UserError, explain_error
 from fedveca.tasks.augment import Augmentation, make_augmentation
-from fedveca.tasks.compiler import delay_compiler
 from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.goal import Goal, check_classes, display_name
 from fedveca.tasks.live_bytes import LiveBytes
@@ -328,7 +327,6 @@ def _try_mapped(network: ModuleProblem, rows: Tensor, y: Tensor) -> int | None:
 
     None for a module that branches on values, which takes clients one by one.
     """
-    delay_compiler()
     n, peaks = FEW + 1, list[int]()
     w = network.init().repeat(n, 1)
     try:

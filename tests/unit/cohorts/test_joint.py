@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveca.cohorts.local.joint import Failure, Pass, Walk, take_alone, take_together
+from fedveca.cohorts.local.joint import Failure, Pass, PassWalk, take_alone, take_together
 from fedveca.errors import UserError
 from fedveca.tasks.layers import LinearLayers
 from fedveca.tasks.module_problem import ModuleProblem
@@ -24,7 +24,7 @@ def perceptron(inputs: int = 64, outputs: int = 10) -> ModuleProblem:
 
 def descend(
     problem: Any, n: int, steps: int, seed: int, *, unit: float = 1.0, weighted: bool = False, inputs: int = 64
-) -> Walk[Tensor]:
+) -> PassWalk[Tensor]:
     """Gradient steps of n clients; like a cohort's rows, those of a step are in a buffer that the next one fills."""
     draw, x = torch.Generator().manual_seed(seed), BUFFER[:n, :, :inputs]
     w = problem.init() + 0.1 * torch.randn(n, problem.size, generator=draw)
@@ -93,7 +93,7 @@ def test_other_sizes_and_other_models_pass_alone() -> None:
 def test_a_walk_that_fails_leaves_the_others_alone() -> None:
     problem = perceptron()
 
-    def fail() -> Walk[Tensor]:
+    def fail() -> PassWalk[Tensor]:
         yield from descend(problem, 2, 2, 1)
         raise UserError("no more")
 

@@ -25,7 +25,7 @@ from fedveca import Experiment, compare, run
 from fedveca.algorithms.fedprox import FedProx
 from fedveca.algorithms.registry import load_method, methods
 from fedveca.cohorts.local import meeting
-from fedveca.cohorts.local.joint import Walk
+from fedveca.cohorts.local.joint import PassWalk
 from fedveca.cohorts.local.meeting import ProbeRequest
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError
@@ -43,7 +43,7 @@ from fedveca.tasks.layers import LinearLayers
 
 E = Experiment(model="svm", rounds=4, batch=8, clients=5, partition="dirichlet", lr=0.05, tau_0=3, probe=0)
 NAMES = tuple(name for name in methods() if not load_method(name).algorithm.needs_timing)
-Requests = Sequence[ProbeRequest | Walk[Any]]
+Requests = Sequence[ProbeRequest | PassWalk[Any]]
 MLP = replace(E, model="mlp", hidden=32, batch=16, probe="auto")
 KEPT = ("checkpoint.safetensors", "checkpoint.former.safetensors")
 SETTINGS = {
@@ -69,10 +69,10 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def count(requests: Requests, threads: ThreadPool) -> list[Any]:
         found.append(len(requests))
-        return meeting.answer(requests, threads)
+        return meeting.answer_requests(requests, threads)
 
     monkeypatch.setattr(meeting, "_LARGE", 1)
-    monkeypatch.setattr(population, "answer", count)
+    monkeypatch.setattr(population, "answer_requests", count)
     threads = threading.active_count()
     yield found
     gc.collect()  # the threads of pools that nobody holds end
@@ -198,12 +198,12 @@ def test_a_folder_that_is_lost_stops_those_behind_it_after_their_round(
         lines = mine[1].folder / "rounds.jsonl"
         if lines.exists() and lines.read_text().count("\n") == 1:
             shutil.rmtree(mine[1].folder)
-        return meeting.answer(requests, threads)
+        return meeting.answer_requests(requests, threads)
 
-    monkeypatch.setattr(population, "answer", lose)
+    monkeypatch.setattr(population, "answer_requests", lose)
     with pytest.raises(FolderUnwritable, match="is gone"):
         complete_runs(mine, never)
-    monkeypatch.setattr(population, "answer", meeting.answer)
+    monkeypatch.setattr(population, "answer_requests", meeting.answer_requests)
     assert len(Run.open(mine[0].folder).rounds) == E.rounds
     assert 0 < len(Run.open(mine[2].folder).rounds) < E.rounds
     complete_runs(mine, never)
@@ -218,7 +218,7 @@ def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatc
     def interrupt(requests: Requests, threads: ThreadPool) -> list[Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(population, "answer", interrupt)
+    monkeypatch.setattr(population, "answer_requests", interrupt)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         complete_runs(mine, never)

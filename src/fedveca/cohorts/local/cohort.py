@@ -28,7 +28,7 @@ from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
 from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
-from fedveca.cohorts.local.joint import Pass, Walk
+from fedveca.cohorts.local.joint import Pass, PassWalk
 from fedveca.cohorts.local.meeting import ProbeRequest, probe, share_client_rows, take_passes
 from fedveca.cohorts.local.probe import ProbePasses
 from fedveca.cohorts.local.threads import ThreadPool
@@ -345,7 +345,7 @@ class LocalCohort:
         running: Tensor | None,
         counts: Tensor,
         chunk: Chunk,
-    ) -> Walk[tuple[Tensor, object]]:
+    ) -> PassWalk[tuple[Tensor, object]]:
         """All clients of a chunk step together; those that have taken their tau steps leave.
 
         The statistics `running` [n, S] change in place. The labels are counted in `counts` [n, C].

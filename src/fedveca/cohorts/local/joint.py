@@ -19,7 +19,7 @@ from fedveca.tasks.layers import LinearLayers
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.problem import Problem
 
-Values = tuple[Tensor, Tensor]  # F [n], NaN where it is not wanted, and grad F [n, P]
+PassValues = tuple[Tensor, Tensor]  # F [n], NaN where it is not wanted, and grad F [n, P]
 _T = TypeVar("_T")
 
 
@@ -37,7 +37,7 @@ class Pass(NamedTuple):
     loss: LocalLoss | None = None
     training: bool = True  # whether it is a local step, which does not need F
 
-    def compute(self) -> Values:
+    def compute(self) -> PassValues:
         """The numbers, alone."""
         if not self.training:
             return self.problem.gradients(self.w, self.x, self.y, self.weight, self.statistics)
@@ -53,10 +53,10 @@ class Pass(NamedTuple):
         return layers if layers and layers.fits_others(self.x) else None
 
 
-Walk = Generator[Pass, Values, _T]
+PassWalk = Generator[Pass, PassValues, _T]
 
 
-def take_alone(walk: Walk[_T]) -> _T:
+def take_alone(walk: PassWalk[_T]) -> _T:
     """Goes through one walk."""
     try:
         asked = next(walk)
@@ -73,10 +73,10 @@ class Failure(NamedTuple):
     error: Exception
 
 
-def take_together(walks: Sequence[Walk[Any]]) -> list[Any]:
+def take_together(walks: Sequence[PassWalk[Any]]) -> list[Any]:
     """Goes through several walks and returns what each has found, or a `Failure`; passes that fit together are one."""
     results: list[Any] = [None] * len(walks)
-    answers: dict[int, Values | None] = dict.fromkeys(range(len(walks)))
+    answers: dict[int, PassValues | None] = dict.fromkeys(range(len(walks)))
     with use_one_thread():
         while answers:
             groups: dict[object, _Group] = {}
@@ -108,7 +108,7 @@ class _Group:
         x = asked.x.clone() if asked.unit == 1 else asked.x * asked.unit
         self.asked[i] = asked._replace(x=x)
 
-    def compute(self) -> dict[int, Values]:
+    def compute(self) -> dict[int, PassValues]:
         """The numbers of each walk's pass."""
         passes = list(self.asked.values())
         first = passes[0]

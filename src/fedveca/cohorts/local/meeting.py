@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedveca.cohorts.local.joint import Walk, take_alone, take_together
+from fedveca.cohorts.local.joint import PassWalk, take_alone, take_together
 from fedveca.cohorts.local.probe import ProbedModel, ProbePasses
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows, make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
@@ -74,7 +74,7 @@ def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Pr
     return found
 
 
-def answer(requests: Sequence[ProbeRequest | Walk[Any]], pool: ThreadPool) -> list[Any]:
+def answer_requests(requests: Sequence[ProbeRequest | PassWalk[Any]], pool: ThreadPool) -> list[Any]:
     """What each request has found, in their order."""
     probes = [request for request in requests if isinstance(request, ProbeRequest)]
     found = iter(answer_probes(probes, pool))
@@ -85,7 +85,7 @@ def answer(requests: Sequence[ProbeRequest | Walk[Any]], pool: ThreadPool) -> li
 class Meeting:
     """What a run of a population asks, in place of computing it alone."""
 
-    def __init__(self, ask: Callable[[ProbeRequest | Walk[Any]], Any]) -> None:
+    def __init__(self, ask: Callable[[ProbeRequest | PassWalk[Any]], Any]) -> None:
         self.ask = ask  # waits until the other runs have asked too
 
     def enter(self) -> None:
@@ -104,7 +104,7 @@ def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
     return found
 
 
-def take_passes(walk: Walk[_T], problem: Problem) -> _T:
+def take_passes(walk: PassWalk[_T], problem: Problem) -> _T:
     """Goes through a walk of one run, together with those of the runs that it meets, if their passes may be one."""
     meeting = _meeting.get()
     if meeting is None or not isinstance(problem, ModuleProblem) or problem.layers is None:

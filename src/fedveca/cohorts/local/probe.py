@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveca.cohorts.local.chunks import Chunk
 from fedveca.cohorts.local.cuda_graphs import Lanes
-from fedveca.cohorts.local.joint import Pass, Values, Walk
+from fedveca.cohorts.local.joint import Pass, PassValues, PassWalk
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
@@ -49,7 +49,7 @@ class ProbePasses:
         n = len(counts)
         return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), before)
 
-    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> Walk[Values]:
+    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> PassWalk[PassValues]:
         """Many small clients in one batch, padded with rows of weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
