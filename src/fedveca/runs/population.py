@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -57,8 +56,8 @@ class _Member:
 
     def __init__(self, run: MemberRun, stop: StopRequest, threads: int) -> None:
         self.run, self.stop, self.threads = run, stop, threads
-        self.request: ProbeRequest | PassWalk[Any] | None = None
-        self.answer: Any = None
+        self.request: ProbeRequest | PassWalk[object] | None = None
+        self.answer: object = None
         self.result: Run | None = None
         self.error: BaseException | None = None
         self.begun = self.awake = self.done = self.abandoned = False
@@ -89,7 +88,7 @@ class _Member:
         while self.begun and not self.done:
             self.take_turn()
 
-    def _ask(self, request: ProbeRequest | PassWalk[Any]) -> Any:
+    def _ask(self, request: ProbeRequest | PassWalk[object]) -> object:
         self.request = request
         self._back.release()
         self._go.acquire()

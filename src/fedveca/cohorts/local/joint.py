@@ -8,7 +8,7 @@ numbers of each have the bytes that they have alone.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,9 +73,9 @@ class Failure(NamedTuple):
     error: Exception
 
 
-def take_together(walks: Sequence[PassWalk[Any]]) -> list[Any]:
+def take_together(walks: Sequence[PassWalk[object]]) -> list[object]:
     """Goes through several walks and returns what each has found, or a `Failure`; passes that fit together are one."""
-    results: list[Any] = [None] * len(walks)
+    results: list[object] = [None] * len(walks)
     answers: dict[int, PassValues | None] = dict.fromkeys(range(len(walks)))
     with use_one_thread():
         while answers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Pr
     return found
 
 
-def answer_requests(requests: Sequence[ProbeRequest | PassWalk[Any]], pool: ThreadPool) -> list[Any]:
+def answer_requests(requests: Sequence[ProbeRequest | PassWalk[object]], pool: ThreadPool) -> list[object]:
     """What each request has found, in their order."""
     probes = [request for request in requests if isinstance(request, ProbeRequest)]
     found = iter(answer_probes(probes, pool))
@@ -85,7 +85,7 @@ def answer_requests(requests: Sequence[ProbeRequest | PassWalk[Any]], pool: Thre
 class Meeting:
     """What a run of a population asks, in place of computing it alone."""
 
-    def __init__(self, ask: Callable[[ProbeRequest | PassWalk[Any]], Any]) -> None:
+    def __init__(self, ask: Callable[[ProbeRequest | PassWalk[object]], object]) -> None:
         self.ask = ask  # waits until the other runs have asked too
 
     def enter(self) -> None:
@@ -100,8 +100,7 @@ _known: list[tuple[Tensor | LazyRows, Tensor, Tensor, str, weakref.ref[ClientRow
 def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
     """The numbers of one run, together with those of the runs that it meets, if there are any."""
     meeting = _meeting.get()
-    found: Probed = meeting.ask(request) if meeting and request.is_large else answer_probes([request], pool)[0]
-    return found
+    return cast(Probed, meeting.ask(request)) if meeting and request.is_large else answer_probes([request], pool)[0]
 
 
 def take_passes(walk: PassWalk[_T], problem: Problem) -> _T:
@@ -109,8 +108,7 @@ def take_passes(walk: PassWalk[_T], problem: Problem) -> _T:
     meeting = _meeting.get()
     if meeting is None or not isinstance(problem, ModuleProblem) or problem.layers is None:
         return take_alone(walk)
-    found: _T = meeting.ask(walk)
-    return found
+    return cast(_T, meeting.ask(walk))
 
 
 def share_client_rows(
