@@ -40,8 +40,9 @@ def test_rows_that_are_ready_are_read_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("numel", [784, 100, 37])
-def test_scores_in_pieces_make_the_same_loss(numel: int) -> None:
+def test_scores_in_pieces_make_the_same_loss(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each score has the bytes that it has in the whole block, whatever rows are beside it."""
+    monkeypatch.setattr(rows_module, "_PIECE_BYTES", 2**19)  # several pieces of few rows
     svm, x, y = (
         SquaredSvm(numel),
         torch.randint(0, 256, (8001, numel), generator=G, dtype=torch.uint8),
