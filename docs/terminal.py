@@ -204,7 +204,7 @@ def draw(frames: list[Frame], command: str, columns: int, most: int = 40) -> str
     groups = []
     for at, (frame, begin) in enumerate(zip(chosen, starts, strict=True)):
         end = starts[at + 1] if at + 1 < len(starts) else 0.0
-        style = f"animation-delay:{begin:.2f}s" + (f",{end:.2f}s" if end else "")
+        style = f"animation-delay:{begin:.2f}s" + (f";animation-duration:{end - begin:.2f}s" if end else "")
         groups.append(
             f'<g class="f{" last" if not end else ""}" style="{style}">{_draw_lines(frame, width, height)}</g>'
         )
@@ -215,10 +215,9 @@ def draw(frames: list[Frame], command: str, columns: int, most: int = 40) -> str
 <desc>{final}</desc>
 <style>
 text {{ font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; }}
-.f {{ visibility: hidden; animation: show 1ms linear forwards, hide 1ms linear forwards; }}
-.f.last {{ animation: show 1ms linear forwards; }}
-@keyframes show {{ to {{ visibility: visible; }} }}
-@keyframes hide {{ to {{ visibility: hidden; }} }}
+.f {{ visibility: hidden; animation: show 1ms; }}
+.f.last {{ animation-fill-mode: forwards; }}
+@keyframes show {{ from, to {{ visibility: visible; }} }}
 @media (prefers-reduced-motion: reduce) {{ .f, .f.last {{ animation: none; }} .f.last {{ visibility: visible; }} }}
 </style>
 <rect width="100%" height="100%" rx="8" fill="#14161a"/>

@@ -202,6 +202,18 @@ def test_the_recording_of_a_terminal_is_never_silent_for_long() -> None:
     assert float(found[1]) <= 3
 
 
+def test_one_frame_of_the_recording_is_shown_at_a_time() -> None:
+    drawn = (DOCS / "images" / "terminal.svg").read_text("utf-8")
+    timed = re.findall(r'class="f" style="animation-delay:([\d.]+)s;animation-duration:([\d.]+)s"', drawn)
+    last = re.search(r'class="f last" style="animation-delay:([\d.]+)s"', drawn)
+    assert last is not None
+    assert len(timed) == drawn.count('class="f"') > 10
+    starts = [*(float(begin) for begin, _ in timed), float(last[1])]
+    for (begin, duration), after in zip(timed, starts[1:], strict=True):
+        assert abs(float(begin) + float(duration) - after) < 0.02
+    assert "forwards" not in drawn.split(".f.last")[0]
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_and_shows_something() -> None:
     cells = read_notebook(NOTEBOOK)
