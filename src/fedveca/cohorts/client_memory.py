@@ -45,6 +45,18 @@ def split_statistics(named: Named) -> tuple[Named, Tensor | None]:
     return mine, named.get(STATISTICS)
 
 
+def start_statistics(size: int, shared: Tensor | None, mine: Tensor | None, n: int) -> Tensor | None:
+    """[n, S] with which the clients start, theirs to change; None where the model has no running statistics.
+
+    `shared` [S] are the server's, `mine` [n, S] those that stay with the clients.
+    """
+    if shared is None:
+        if size:
+            raise UserError("the model has running statistics: give federate(..., statistics=RunningStatistics(...))")
+        return None
+    return shared.repeat(n, 1) if mine is None else mine.clone()
+
+
 class PersistentMemory(Protocol):
     """What a checkpoint needs of a cohort's memory."""
 

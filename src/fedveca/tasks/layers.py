@@ -75,7 +75,7 @@ class LinearLayers:
         self._ways[kind] = "autograd"
         for way in ways:
             if way == "batched" and len(w) == 1:  # as one of several
-                several = _align(torch.cat([x.flatten(2)] * 3), True)
+                several = _align(torch.cat([x.flatten(2)] * 3))
                 weights = None if weight is None else torch.cat([weight] * 3)
                 F, slope = self.gradients(torch.cat([w] * 3), several, torch.cat([y] * 3), weights)
             else:
@@ -106,9 +106,8 @@ class LinearLayers:
         """
         n, B = y.shape
         products = _Batched if way == "batched" else _Each
-        weights = [
-            _align(w[:, layer.weight].view(n, layer.outputs, layer.inputs), way == "batched") for layer in self.layers
-        ]
+        weights = [w[:, layer.weight].view(n, layer.outputs, layer.inputs) for layer in self.layers]
+        weights = [_align(matrix) for matrix in weights] if way == "batched" else weights
         taken, h = list[Tensor](), x.flatten(2)
         for layer, matrix in zip(self.layers, weights, strict=True):
             taken.append(h)
@@ -117,7 +116,7 @@ class LinearLayers:
         log_p, labels = torch.log_softmax(h.reshape(n * B, -1), 1), y.reshape(-1, 1)
         pull = torch.zeros_like(log_p)
         pull.scatter_(1, labels, -1.0 / B) if weight is None else pull.scatter_(1, labels, -weight.reshape(-1, 1))
-        d = _align(_aten._log_softmax_backward_data(pull, log_p, 1, log_p.dtype).view(n, B, -1), True)
+        d = _align(_aten._log_softmax_backward_data(pull, log_p, 1, log_p.dtype).view(n, B, -1))
         g = torch.empty(n, self.layers[-1].bias.stop)
         for layer, matrix, h in zip(reversed(self.layers), reversed(weights), reversed(taken), strict=True):
             g[:, layer.bias] = products.sum(d)
@@ -137,11 +136,11 @@ class _Batched:
     @staticmethod
     def forward(bias: Tensor, h: Tensor, weight: Tensor) -> Tensor:
         """h [n, B, I] times weight [n, O, I], and bias [n, O]."""
-        return _align(torch.baddbmm(bias[:, None], h, weight.transpose(1, 2)), True)
+        return _align(torch.baddbmm(bias[:, None], h, weight.transpose(1, 2)))
 
     @staticmethod
     def multiply(a: Tensor, b: Tensor) -> Tensor:
-        return _align(torch.bmm(a, b), True)
+        return _align(torch.bmm(a, b))
 
     @staticmethod
     def sum(d: Tensor) -> Tensor:
@@ -183,9 +182,9 @@ class _Each:
         return torch.stack([mine.sum() for mine in (rows * weight).unbind()])
 
 
-def _align(v: Tensor, wanted: bool) -> Tensor:
+def _align(v: Tensor) -> Tensor:
     """[n, a, b], each client's part aligned as memory of its own is."""
-    if not wanted or (v.stride(0) % _ALIGNED == 0 and v.data_ptr() % (4 * _ALIGNED) == 0):
+    if v.stride(0) % _ALIGNED == 0 and v.data_ptr() % (4 * _ALIGNED) == 0:
         return v
     room = _make_room(*v.shape)
     return room.copy_(v)

@@ -23,6 +23,7 @@ from fedveca.cohorts.client_memory import (
     make_new_memory,
     reject_statistics,
     split_statistics,
+    start_statistics,
 )
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
@@ -204,7 +205,7 @@ class LocalCohort:
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)
-        running = self._start_statistics(shared, mine, len(w))
+        running = start_statistics(self.problem.statistics, shared, mine, len(w))
         if int(chunk.tau[0]) == 0:
             return w, running
         loss, g0 = self._probe(w, running, chunk, algorithm.needs_loss, algorithm.needs_gradient)
@@ -244,7 +245,7 @@ class LocalCohort:
         (aux, shared), (former, mine) = split_statistics(order.aux), split_statistics(recalled)
         order = order._replace(aux=aux)  # a method sees what is its own
         w = algorithm.begin(order, former).expand(len(chunk.ids), -1)  # [n, P]
-        running = self._start_statistics(shared, mine, len(w))
+        running = start_statistics(self.problem.statistics, shared, mine, len(w))
         want_loss = self.want_loss or algorithm.needs_loss or most == 0
         loss, g0 = self._probe(w, running, chunk, want_loss, algorithm.needs_gradient and most > 0)
         if most == 0:
@@ -321,19 +322,6 @@ class LocalCohort:
             vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory | residuals)
-
-    def _start_statistics(self, shared: Tensor | None, mine: Tensor | None, n: int) -> Tensor | None:
-        """[n, S] with which the clients start, theirs to change; None where the model has none.
-
-        `shared` [S] are the server's, `mine` [n, S] those that stay with the clients.
-        """
-        if shared is None:
-            if self.problem.statistics:
-                raise UserError(
-                    "the model has running statistics: give federate(..., statistics=RunningStatistics(...))"
-                )
-            return None
-        return shared.repeat(n, 1) if mine is None else mine.clone()
 
     def _take_local_steps(
         self,

@@ -1,7 +1,7 @@
 """Passes through models, of one run alone or of several runs at once.
 
-What needs gradients is a walk: a generator that yields a pass and goes on with its numbers. Walks of several runs take
-turns, and passes through layers of the same sizes become one: the clients of all runs are one batch, in which the
+What needs gradients is a walk: a generator that yields a pass and continues with its numbers. Walks of several runs
+take turns, and passes through layers of the same sizes become one: the clients of all runs are one batch, in which the
 numbers of each have the bytes that they have alone.
 """
 
@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 
     problem: Problem
     w: Tensor
-    x: Tensor  # valid until the walk goes on, or another one
+    x: Tensor  # valid until this walk or another one continues
     y: Tensor
     unit: float = 1.0  # what a number of a row is multiplied by
     weight: Tensor | None = None  # [n, B] of the rows in F
@@ -104,7 +104,7 @@ class _Group:
         self.asked: dict[int, Pass] = {}
 
     def add(self, i: int, asked: Pass) -> None:
-        """Adds a pass; its rows are copied, since they are valid only until the next walk goes on."""
+        """Adds a pass; its rows are copied, since they are valid only until another walk continues."""
         x = asked.x.clone() if asked.unit == 1 else asked.x * asked.unit
         self.asked[i] = asked._replace(x=x)
 
