@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.contract import HasModel
+from fedveca.cohorts.local.meeting import wait_for_device
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.federate import RECENT, RecentNorms, Rollback, RunningStatistics, advise, join_model
 from fedveca.runs.folder import to_json
@@ -49,7 +50,8 @@ class Evaluator:
                 x = x.read(torch.arange(len(x))).to(self.device)
             return count_block(self.problem, model, prepare(x, self.pixels), y)
 
-        blocks = self.threads.map(count, range(0, len(self.y), self.block))
+        blocks = list(self.threads.map(count, range(0, len(self.y), self.block)))
+        wait_for_device()
         found = close_counts(self.problem.metrics, blocks)
         return cast(Evaluation, {f"test_{name}": to_json(value) for name, value in found.items()})
 

@@ -182,7 +182,7 @@ def complete_runs(
             some = plans[at : at + MOST_MEMBERS]
             relays = [tuple(MemberObserver(observer) for observer in watching) for _ in some]
             calls = [partial(complete, plan, relay) for plan, relay in zip(some, relays, strict=True)]
-            done += run_population(calls, stop)
+            done += run_population(calls, stop, resolve_device(plans[0].device))
     return done
 
 

@@ -3,17 +3,21 @@
 A run goes on until it needs what others may need too, and waits. When all wait, that is done once for all of them
 (`fedveca.cohorts.local.meeting`), and they go on. Only one run is awake at any time, so that nothing else differs from
 runs one after another.
+
+On a CUDA device each run has a stream of its own and waits where it would wait for the device: meanwhile the others
+give the device their work.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
-from fedveca.cohorts.local.joint import Failure, PassWalk
-from fedveca.cohorts.local.meeting import Meeting, ProbeRequest, answer_requests
+from fedveca.cohorts.local.joint import Failure
+from fedveca.cohorts.local.meeting import Meeting, Request, answer_requests
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -22,29 +26,33 @@ from fedveca.runs.interrupt import Stopped, StopRequest
 MOST_MEMBERS = 16  # runs of a population: each holds its clients' memory and a few models
 _LINEAR = ("svm", "logistic")  # models for which preparing a row takes as long as evaluating it
 _LAYERED = ("mlp", "logistic")  # models of small layers: what surrounds a local step takes as long as its arithmetic
+_SMALL = ("svm", "logistic", "mlp", "cnn", "lenet")  # models of which a few clients do not fill a CUDA device
 _MANY_ROWS = 2048  # of a client's probe
+_CONNECTIONS = "32"  # queues between host and CUDA device: with 8, streams of different runs wait for each other
 MemberRun = Callable[[StopRequest], Run]
 
 
 def is_shared(e: Experiment, device: str) -> bool:
     """Whether runs like this one are quicker side by side.
 
-    They are where the time goes into the clients' probe rows, and where it goes into what surrounds a local step of
-    small layers. On a CUDA device, on Ray and in the debug engine, runs are one after another. So are tracked ones:
-    some trackers have one run at a time.
+    On the CPU they are where the time goes into the clients' probe rows, and where it goes into what surrounds a local
+    step of small layers; on a CUDA device, where one run does not keep the device busy. On Ray and in the debug engine,
+    runs are one after another. So are tracked ones: some trackers have one run at a time.
     """
     probed = count_probe_rows(e)
-    rows = e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
-    return shares_steps(e, device) or (rows and _is_free(e, device))
+    rows = device == "cpu" and e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
+    return shares_steps(e, device) or (rows and _is_free(e))
 
 
 def shares_steps(e: Experiment, device: str) -> bool:
-    """Whether runs of any seed are quicker side by side, since they take their local steps together."""
-    return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e, device)
+    """Whether runs of any seed are quicker side by side: they take their local steps together, or share a device."""
+    if device == "cuda":
+        return e.model in _SMALL and _is_free(e)
+    return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e)
 
 
-def _is_free(e: Experiment, device: str) -> bool:
-    return device == "cpu" and e.engine == "local" and not e.track
+def _is_free(e: Experiment) -> bool:
+    return e.engine == "local" and not e.track
 
 
 class _Abandoned(BaseException):
@@ -54,9 +62,10 @@ class _Abandoned(BaseException):
 class _Member:
     """One run in a thread of its own, which is awake only during its turn."""
 
-    def __init__(self, run: MemberRun, stop: StopRequest, threads: int) -> None:
-        self.run, self.stop, self.threads = run, stop, threads
-        self.request: ProbeRequest | PassWalk[object] | None = None
+    def __init__(self, run: MemberRun, stop: StopRequest, threads: int, members: int, device: str) -> None:
+        self.run, self.stop, self.threads, self.device = run, stop, threads, device
+        self.meeting = Meeting(self._ask, members, joins=device == "cpu")
+        self.request: Request | None = None
         self.answer: object = None
         self.result: Run | None = None
         self.error: BaseException | None = None
@@ -88,7 +97,15 @@ class _Member:
         while self.begun and not self.done:
             self.take_turn()
 
-    def _ask(self, request: ProbeRequest | PassWalk[object]) -> object:
+    def _ask(self, request: Request) -> object:
+        precision = torch.get_float32_matmul_precision()  # it is the process's: each run has its own during its turn
+        torch.set_float32_matmul_precision(self.precision)
+        try:
+            return self._wait(request)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+    def _wait(self, request: Request) -> object:
         self.request = request
         self._back.release()
         self._go.acquire()
@@ -104,7 +121,10 @@ class _Member:
         try:
             if not self.abandoned:
                 torch.set_num_threads(self.threads)  # a thread starts with a number of its own: sums would differ
-                Meeting(self._ask).enter()
+                if self.device == "cuda":
+                    torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+                self.precision = torch.get_float32_matmul_precision()
+                self.meeting.enter()
                 self.result = self.run(self.stop)
         except BaseException as error:  # it is raised again in the caller's thread
             self.error = error
@@ -113,7 +133,7 @@ class _Member:
             self._back.release()
 
 
-def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
+def run_population(runs: Sequence[MemberRun], stop: StopRequest, device: str = "cpu") -> list[Run]:
     """Runs them side by side, and returns them in their order.
 
     Where one fails, those before it are completed, those behind it that have begun are stopped and saved after their
@@ -122,6 +142,7 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
     Args:
         runs: Each is called with who says when to stop, and returns a finished run.
         stop: Who says when all of them stop.
+        device: Where all of them compute: "cpu" or "cuda".
 
     Returns:
         The finished runs.
@@ -134,8 +155,12 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest) -> list[Run]:
     def has_failed(before: int) -> bool:
         return any(other.error is not None for other in members[:before])
 
+    if device == "cuda" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
+    threads = torch.get_num_threads()
     for i, run in enumerate(runs):
-        members.append(_Member(run, lambda i=i: stop() or has_failed(i), torch.get_num_threads()))  # type: ignore[misc]
+        may_stop: StopRequest = lambda i=i: stop() or has_failed(i)  # type: ignore[misc]  # noqa: E731
+        members.append(_Member(run, may_stop, threads, len(runs), device))
     pool, live = ThreadPool(), list(members)
     try:
         while live:

@@ -421,11 +421,65 @@ def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[in
         ({"model": "cnn"}, "cpu"),
         ({"model": "mlp", "precision": "bfloat16"}, "cpu"),
         ({"model": "mlp", "augment": "flip"}, "cpu"),
-        ({}, "cuda"),
+        ({"model": "resnet18"}, "cuda"),
+        ({"engine": "ray"}, "cuda"),
     ],
 )
 def test_where_it_does_not_pay_runs_are_one_after_another(change: dict[str, object], device: str) -> None:
     assert is_shared(E, "cpu")
     assert is_shared(MLP, "cpu")
+    assert is_shared(E.replace(model="cnn"), "cuda")  # where one run does not fill the device
     assert not is_shared(E.replace(**change), device)
     assert not is_shared(replace(E, track="tensorboard"), "cpu")
+
+
+class Turns(meeting.Meeting):
+    """As on a CUDA device: the runs take turns, and nothing is computed together."""
+
+    def __init__(self, ask: Any, members: int, joins: bool) -> None:
+        super().__init__(ask, members, joins=False)
+
+
+@pytest.mark.parametrize("e", [replace(MLP, model="cnn", batch=4), E, MLP], ids=["cnn", "svm", "mlp"])
+def test_runs_that_only_take_turns_are_as_alone(
+    e: Experiment, tmp_path: Path, meets: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(population, "Meeting", Turns)
+    monkeypatch.setattr(population, "is_shared", lambda e, device: True)
+    monkeypatch.setattr(pool, "is_shared", lambda e, device: True)
+    several = [replace(e, method=name, rounds=2, seed=seed) for name in ("scaffold", "fedveca") for seed in (0, 1)]
+    mine = plans(several, tmp_path / "all")
+    complete_runs(mine, never)
+    assert max(meets) == len(several)
+    assert len(meets) >= 2 * 2  # a round has two waits: for the clients, and for the evaluation
+    for plan in mine:
+        run(plan.experiment, tmp_path / plan.folder.name, device="cpu")
+        alike(plan.folder, tmp_path / plan.folder.name)
+
+
+def test_each_run_has_its_own_precision_of_products_during_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a setting of the whole process, which a cohort on a CUDA device changes while it computes."""
+    monkeypatch.setattr(population, "Meeting", Turns)
+    before, seen = torch.get_float32_matmul_precision(), list[tuple[int, str]]()
+
+    def live(i: int, mine: str) -> Any:
+        torch.set_float32_matmul_precision(mine)
+        for _ in range(3):
+            meeting.wait_for_device()
+            seen.append((i, torch.get_float32_matmul_precision()))
+        torch.set_float32_matmul_precision(before)
+
+    choices = [before, "high", "medium"]
+    runs: list[Any] = [lambda stop, i=i, mine=mine: live(i, mine) for i, mine in enumerate(choices)]
+    population.run_population(runs, never)
+    assert sorted(set(seen)) == list(enumerate(choices))
+    assert [i for i, _ in seen] == [0, 1, 2] * 3
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_runs_share_the_memory_of_a_device() -> None:
+    assert meeting.count_members() == 1
+    found: list[int] = []
+    runs: list[Any] = [lambda stop: found.append(meeting.count_members())] * 3
+    population.run_population(runs, never)
+    assert found == [3, 3, 3]

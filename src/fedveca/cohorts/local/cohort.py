@@ -28,9 +28,16 @@ from fedveca.cohorts.client_memory import (
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
 from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
-from fedveca.cohorts.local.cuda_graphs import Lanes, use_tensor_cores
+from fedveca.cohorts.local.cuda_graphs import Lanes, count_streams, find_free_memory, use_tensor_cores
 from fedveca.cohorts.local.joint import Pass, PassWalk
-from fedveca.cohorts.local.meeting import ProbeRequest, probe, share_client_rows, take_passes
+from fedveca.cohorts.local.meeting import (
+    ProbeRequest,
+    count_members,
+    probe,
+    share_client_rows,
+    take_passes,
+    wait_for_device,
+)
 from fedveca.cohorts.local.probe import ProbePasses
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
@@ -47,15 +54,12 @@ _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 4 * 2**20  # of batch rows or of parameters in one chunk: what a core's cache holds
 _CUDA_CHUNK_BYTES = 512 * 2**20
 _THREAD_FLOATS = 2**20  # inputs of one step of all clients that make a second thread worthwhile
-_STREAMS = 16  # clients side by side on a CUDA device
 _SMALL_PROBE = 256  # clients with at most so many probe rows are probed side by side
 _PROBE_BYTES = 128 * 2**20  # of what a model holds for the gradients of one probe pass, per thread
 _MAPPED_BYTES = 64 * 2**20  # the same where clients step as one batch, and of one step of a chunk
 _BLOCK = {"cpu": 4096, "cuda": 8192}  # rows of one probe pass: on the CPU, what its caches hold for two products
 _CUDA_PROBE_SHARE = 0.2  # of the free memory of a CUDA device that a probe's passes may take
 _LANE_BYTES = 64 * 2**20  # of what models hold for the probe of a chunk: beyond it clients are probed on CUDA lanes
-_CUDA_SHARE = 0.6  # of the free memory of a CUDA device that clients side by side may take
-_STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
 
 
 class LocalCohort:
@@ -135,21 +139,16 @@ class LocalCohort:
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":
             self.lanes, self.pool = lanes or max(1, _CUDA_CHUNK_BYTES // need), ThreadPool(1)
-            self._lanes = Lanes(threads or self._count_streams(), algorithm, problem, self.rows.pick, self.rows.feed)
+            streams = count_streams(self.device, batch * problem.row_bytes, problem.size, count_members())
+            self._lanes = Lanes(threads or streams, algorithm, problem, self.rows.pick, self.rows.feed)
         self.block = 250 if not problem.mapped and device == "cpu" else _BLOCK[self.device.type]  # rows of a probe pass
         limit = _MAPPED_BYTES if problem.mapped else _PROBE_BYTES
         if self.device.type == "cuda":
-            limit = int(_CUDA_PROBE_SHARE * torch.cuda.mem_get_info(self.device)[0])
+            limit = int(_CUDA_PROBE_SHARE * find_free_memory(self.device, count_members()))
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
         self.passes = ProbePasses(problem, self.rows, self.device, self.block, self.most_rows)
         self.held = hold_rows(x, y, held, pixels, self.device, self.block)
-
-    def _count_streams(self) -> int:
-        """Clients side by side on a CUDA device: as many as its free memory holds, at most 16."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        each = self.batch * self.problem.row_bytes + 4 * _STEP_VECTORS * self.problem.size
-        return max(1, min(_STREAMS, int(_CUDA_SHARE * free / max(1, each))))
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
         """Who answered, and the report, as `Cohort` has it."""
@@ -163,6 +162,7 @@ class LocalCohort:
             for chunk, result in chain.from_iterable(self.pool.map(work, chunks)):
                 if result.piece:
                     aggregator.add(result.piece)  # in a fixed order
+                wait_for_device()
                 self._remember(chunk.ids, result)
                 results.append(result._replace(piece=None, memory={}))  # vectors go as soon as they are summed
         each = {name: torch.cat([part.each[name] for part in results]).double().cpu() for name in results[0].each}
@@ -338,7 +338,8 @@ class LocalCohort:
 
         The statistics `running` [n, S] change in place. The labels are counted in `counts` [n, C].
         """
-        done, at, tau, draws = [], 0, chunk.tau.tolist(), self._draw_rows(k, chunk)
+        done, at, tau = [], 0, chunk.tau.tolist()
+        draws = RowDraws(self.sample, self.seed, k, chunk, self.batch)
         for until in sorted(set(tau)):
             n = sum(tau_i >= until for tau_i in tau)
             if n < len(w):
@@ -356,9 +357,6 @@ class LocalCohort:
             return w, s
         out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
         return out
-
-    def _draw_rows(self, k: int, chunk: Chunk) -> RowDraws:
-        return RowDraws(self.sample, self.seed, k, chunk, self.batch)
 
     def _seed_generators(self, k: int, ids: Tensor, step: int) -> list[torch.Generator]:
         """One generator per client, for what the model draws in this step."""

@@ -25,8 +25,29 @@ from fedveca.tasks.problem import Problem
 Result = TypeVar("Result")
 Turns = Generator[None, None, Result]  # work on a lane that pauses, so that the host can serve the others
 _TURN = 16  # steps
+_STREAMS = 16  # clients side by side
+_SHARE = 0.6  # of the free memory that they may take
+_STEP_VECTORS = 8  # vectors like w that a lane holds: the model, its gradient, the method's and what lies in between
 Running = tuple[Tensor, ...]  # statistics [n, S], or nothing
 PickRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # indices [n, B] -> rows
+
+
+def find_free_memory(device: torch.device, runs: int) -> float:
+    """Bytes of a CUDA device that each of several runs may take: its part of what is free."""
+    return float(torch.cuda.mem_get_info(device)[0]) / runs
+
+
+def count_streams(device: torch.device, batch_bytes: int, size: int, runs: int) -> int:
+    """Clients side by side on a CUDA device: as many as the memory holds that a run may take, at most 16.
+
+    Args:
+        device: The CUDA device.
+        batch_bytes: What a model holds for the gradients of one mini-batch.
+        size: P, the model's parameters.
+        runs: How many runs share the device.
+    """
+    each = batch_bytes + 4 * _STEP_VECTORS * size
+    return max(1, min(_STREAMS, int(_SHARE * find_free_memory(device, runs) / max(1, each))))
 
 
 class Lanes:
@@ -67,12 +88,17 @@ class Lanes:
         done: tuple[Tensor, object, Running] = self._distribute(len(tau), work)
         return done
 
-    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> tuple[Tensor, Tensor]:
-        """F [n] and grad F [n, P] at w [n, P] on the rows index [n, passes, R], which count weight [n, passes, R]."""
+    def probe(
+        self, w: Tensor, index: Tensor, weight: Tensor, passes: list[int], running: Running
+    ) -> tuple[Tensor, Tensor]:
+        """F [n] and grad F [n, P] at w [n, P] on the rows index [n, passes, R], which count weight [n, passes, R].
+
+        Of client i the first passes[i] are computed; the others have no row that counts.
+        """
 
         def work(lane: Lane, i: int) -> Turns[tuple[Tensor, Tensor]]:
             now = tree_map(lambda v: v[i : i + 1], running)
-            return lane.probe(w[i : i + 1], index[i], weight[i], now)
+            return lane.probe(w[i : i + 1], index[i], weight[i], passes[i], now)
 
         found: tuple[Tensor, Tensor] = self._distribute(len(w), work)
         return found
@@ -162,11 +188,13 @@ class Lane:
             generator.manual_seed(seed)
         return (yield from self.steps.run(lr, order, s, w, index, running, counts))
 
-    def probe(self, w: Tensor, index: Tensor, weight: Tensor, running: Running) -> Turns[tuple[Tensor, Tensor]]:
-        """F [1] and grad F [1, P] at w [1, P]: the sum over the passes index [passes, R]."""
+    def probe(
+        self, w: Tensor, index: Tensor, weight: Tensor, passes: int, running: Running
+    ) -> Turns[tuple[Tensor, Tensor]]:
+        """F [1] and grad F [1, P] at w [1, P]: the sum over the first passes of index [passes, R]."""
         if self.probes is None or index.shape[1] != self.probes.rows or len(index) > self.probes.room:
             self.probes = CapturedProbe(self.work, w, index, weight, running)
-        return (yield from self.probes.run(w, index, weight, running))
+        return (yield from self.probes.run(w, index[:passes], weight[:passes], running))
 
 
 class CapturedSteps:

@@ -4,6 +4,9 @@ A run asks for F_i(w_k) on its clients' rows, which have to be read and prepared
 the same clients: where they ask in the same round, each block of rows is prepared once, and every run's model passes
 over it while it is in the cache. A model's numbers are computed by the same operations on the same rows as alone, so
 they are the same bytes. The local steps of small models are taken together: see `fedveca.cohorts.local.joint`.
+
+On a CUDA device nothing is joined: there the runs take turns at giving the device work, so that it computes for the
+others while one of them reads its results and writes its files.
 """
 
 from __future__ import annotations
@@ -74,19 +77,35 @@ def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Pr
     return found
 
 
-def answer_requests(requests: Sequence[ProbeRequest | PassWalk[object]], pool: ThreadPool) -> list[object]:
-    """What each request has found, in their order."""
+class DeviceWait(NamedTuple):
+    """A run is about to wait for its CUDA device; nothing is asked but that the others have their turns before."""
+
+
+Request = ProbeRequest | PassWalk[object] | DeviceWait
+
+
+def answer_requests(requests: Sequence[Request], pool: ThreadPool) -> list[object]:
+    """What each request has found, in their order; None of a wait."""
     probes = [request for request in requests if isinstance(request, ProbeRequest)]
-    found = iter(answer_probes(probes, pool))
-    walked = iter(take_together([request for request in requests if not isinstance(request, ProbeRequest)]))
-    return [next(found if isinstance(request, ProbeRequest) else walked) for request in requests]
+    walks = [request for request in requests if not isinstance(request, ProbeRequest | DeviceWait)]
+    found, walked = iter(answer_probes(probes, pool)), iter(take_together(walks) if walks else [])
+    return [
+        None if isinstance(request, DeviceWait) else next(found if isinstance(request, ProbeRequest) else walked)
+        for request in requests
+    ]
 
 
 class Meeting:
-    """What a run of a population asks, in place of computing it alone."""
+    """What a run of a population asks, in place of computing it alone.
 
-    def __init__(self, ask: Callable[[ProbeRequest | PassWalk[object]], object]) -> None:
-        self.ask = ask  # waits until the other runs have asked too
+    Args:
+        ask: Waits until the other runs have asked too, and returns the answer.
+        members: How many runs there are.
+        joins: Whether probes and passes of several runs are computed together; else the runs only take turns.
+    """
+
+    def __init__(self, ask: Callable[[Request], object], members: int = 1, joins: bool = True) -> None:
+        self.ask, self.members, self.joins = ask, members, joins
 
     def enter(self) -> None:
         """From now on, the run of this thread is part of it."""
@@ -100,30 +119,47 @@ _known: list[tuple[Tensor | LazyRows, Tensor, Tensor, str, weakref.ref[ClientRow
 def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
     """The numbers of one run, together with those of the runs that it meets, if there are any."""
     meeting = _meeting.get()
-    return cast(Probed, meeting.ask(request)) if meeting and request.is_large else answer_probes([request], pool)[0]
+    if meeting is None or not meeting.joins or not request.is_large:
+        return answer_probes([request], pool)[0]
+    return cast(Probed, meeting.ask(request))
 
 
 def take_passes(walk: PassWalk[_T], problem: Problem) -> _T:
     """Goes through a walk of one run, together with those of the runs that it meets, if their passes may be one."""
     meeting = _meeting.get()
-    if meeting is None or not isinstance(problem, ModuleProblem) or problem.layers is None:
+    if meeting is None or not meeting.joins or not isinstance(problem, ModuleProblem) or problem.layers is None:
         return take_alone(walk)
     return cast(_T, meeting.ask(walk))
+
+
+def wait_for_device() -> None:
+    """To be called before results are read from a CUDA device: the other runs of the population have their turns."""
+    meeting = _meeting.get()
+    if meeting and not meeting.joins:
+        meeting.ask(DeviceWait())
+
+
+def count_members() -> int:
+    """How many runs share the memory of the device with this one, itself included."""
+    meeting = _meeting.get()
+    return meeting.members if meeting else 1
 
 
 def share_client_rows(
     x: Tensor | LazyRows, y: Tensor, order: Tensor, pixels: str, device: torch.device
 ) -> ClientRows | LazyClientRows:
     """The rows `order` of x and y; runs of a population that have the same ones hold them once."""
-    if _meeting.get() is None or device.type != "cpu":
+    if _meeting.get() is None:
         return make_client_rows(x, y, order, pixels, device)
     _known[:] = [entry for entry in _known if entry[-1]() is not None]
     for x_known, y_known, order_known, pixels_known, found in _known:
         rows = found()
         same = x_known is x and pixels_known == pixels and torch.equal(order_known, order) and _equal(y_known, y)
-        if rows is not None and same:
+        if rows is not None and same and rows.device == device:
             return rows
     rows = make_client_rows(x, y, order, pixels, device)
+    if device.type == "cuda":  # the others read them on streams of their own
+        torch.cuda.current_stream(device).synchronize()
     _known.append((x, y, order, pixels, weakref.ref(rows)))
     return rows
 

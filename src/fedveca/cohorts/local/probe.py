@@ -15,6 +15,8 @@ from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
 
+_MOST_TRIED = 4  # times the smallest number of passes
+_PASS_COST = 200  # rows that take as long as what surrounds a pass
 BlockValues = tuple[float, list[tuple[Tensor, Tensor | None]]]  # its share of the rows; F and grad F of each model
 
 
@@ -41,13 +43,14 @@ class ProbePasses:
         """Clients side by side on a CUDA device, in captured passes of equally many rows, padded with weight 0."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
-        rows = max(1, min(self.block, self.most_rows // min(lanes.size, len(counts)), max(counts)))
-        j = torch.arange(-(-max(counts) // rows) * rows, device=self.device)
+        rows = choose_pass_rows(counts, min(self.block, self.most_rows // min(lanes.size, len(counts))))
+        passes = [-(-each // rows) for each in counts]
+        j = torch.arange(max(passes) * rows, device=self.device)
         index = start + torch.where(j < count, j * size // count, 0)
         weight = (j < count).float() / count
         before = () if running is None else (running,)
         n = len(counts)
-        return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), before)
+        return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), passes, before)
 
     def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> PassWalk[PassValues]:
         """Many small clients in one batch, padded with rows of weight 0."""
@@ -108,3 +111,18 @@ class ProbePasses:
 
 def _is_svm(models: Sequence[ProbedModel]) -> bool:
     return all(isinstance(model.problem, SquaredSvm) for model in models)
+
+
+def choose_pass_rows(counts: Sequence[int], most: int) -> int:
+    """Rows of a captured pass, at most so many: few passes, and few rows that only pad the last pass of a client.
+
+    Examples:
+        >>> choose_pass_rows([8334, 8333, 8333, 10000, 15000], 8192)  # 11 passes, of which a tenth is padding
+        5000
+        >>> choose_pass_rows([200, 200], 8192)
+        200
+    """
+    largest = max(counts)
+    fewest = -(-largest // max(1, most))
+    choices = sorted({-(-largest // passes) for passes in range(fewest, _MOST_TRIED * fewest + 1)}, reverse=True)
+    return min(choices, key=lambda rows: sum(-(-count // rows) * (rows + _PASS_COST) for count in counts))
