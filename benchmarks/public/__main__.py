@@ -1,173 +1,216 @@
-"""Times the speed benchmarks that other frameworks publish (cases.toml), with FedAvg, next to a plain PyTorch loop.
+"""Times the speed benchmarks that other frameworks publish (cases.toml), with FedAvg, next to theirs and a plain loop.
 
     python -m benchmarks.public flute-lr-mnist --out docs/results/public-speed.json
-    python -m benchmarks.public pfl-cifar10 blazefl-cnn --device cuda --out docs/results/public-speed.json
+    python -m benchmarks.public pfl-cifar10 blazefl-cnn --device cuda --data-dir DATA --wheels WHEELS --out speed.json
 
-The plain loop is the same model, data, clients and mini-batches, one client after the other. It runs for a few rounds,
-before and after ours, and its time for all rounds is extrapolated from them. Evaluation is part of our time only.
+A case is measured in one run on one machine: the plain PyTorch loop, ours, the framework, and the plain loop again.
+Ours is all of `fedveca.run`, with partition and tests, after one run of one round that warms up; where its seconds are
+over before its rounds, the rest is extrapolated from the rounds after the first. The plain loop takes the same model,
+rows, clients and steps one client after the other. The framework is pfl or BlazeFL itself, in a process of its own,
+where it is installed or its wheel lies in --wheels; for FLUTE, which is not a package, it is its core loop, rewritten.
+Times of loops and frameworks are extrapolated from what they do in --loop-seconds; tests are part of all times.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import os
+import subprocess
+import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
-from torch import Tensor, nn
 
-from benchmarks.speed.machine import machine
-from fedveca import Experiment, from_arrays, run
-from fedveca.runs.build import Built, build
-from fedveca.runs.presets import read_toml
+from benchmarks.public.cases import CASES, Case, make_case, parse_more
+from benchmarks.public.loops import LABELS, LOOPS, LoopTime, make_work, read_memory, reset_memory, time_loop, wait
+from benchmarks.public.peers.answer import Answer, find_answer
+from benchmarks.speed.machine import Machine, machine
+from fedveca import run
 from fedveca.runs.schema import get_number
-from fedveca.tasks.datasets.dataset import Dataset, prepare
-from fedveca.tasks.module_problem import ModuleProblem
 
-CASES: dict[str, Any] = read_toml(str(Path(__file__).with_name("cases.toml")))
-PLAIN_ROUNDS = 3  # at a time
+AGREE = 1.5  # how far apart the two passes of the plain loop may be
+GRACE = 240  # seconds for a framework's process to start, read its rows and warm up, on top of those of its loop
 
 
-class DropoutCnn(nn.Module):
-    """The CNN of pfl's and FLUTE's benchmarks."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        channels, side = shape[0], (shape[-1] - 4) // 2
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 32, 3),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Dropout(0.25),
-            nn.Flatten(),
-            nn.Linear(64 * side * side, 128),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(128, classes),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
-
-
-NETWORKS = {"dropout-cnn": DropoutCnn}
-
-
-class PublicTiming(TypedDict):
-    """One case on this machine; seconds are of all rounds."""
+class Times(TypedDict):
+    """One case on one device; seconds are of all rounds, with their tests."""
 
     device: str
-    rounds: int  # that ran
+    rows: str  # "real" or "random"
+    rounds: int  # of ours, that ran
     of: int
     seconds: float  # of ours, extrapolated where fewer rounds ran
-    plain_seconds: float  # extrapolated
-    accuracy: NotRequired[float]  # of the last model, where the data are real
+    measured_seconds: float
+    plain_seconds: float  # extrapolated, the mean of two
+    plain_passes: list[float]
+    accuracy: NotRequired[float]  # of our last model, where the rows are real and all rounds ran
+    memory_mb: NotRequired[int]  # the most that PyTorch held on the device, ours
+    plain_memory_mb: NotRequired[int]
+    peers: list[Answer]
+    failed: list[str]  # what went wrong with a framework
+    load: NotRequired[list[float]]  # processes that wanted a core in the minute before, and in the last one
+    torch: str
+    machine: Machine
 
 
-def make_rows(shape: dict[str, Any]) -> Dataset:
-    """Random rows of a shape: images, or sequences of tokens with a label at each place."""
-    draw = torch.Generator().manual_seed(0)
-    count, classes = shape["rows"] + shape["test"], shape["classes"]
-    if "length" in shape:
-        tokens = torch.randint(0, classes, (count, shape["length"] + 1), generator=draw)
-        x, y = tokens[:, :-1], tokens[:, 1:]
-    else:
-        x = torch.randint(0, 256, (count, *shape["image"]), dtype=torch.uint8, generator=draw)
-        y = torch.randint(0, classes, (count,), generator=draw)
-    rows = shape["rows"]
-    return from_arrays(x[:rows], y[:rows], test=(x[rows:], y[rows:]), classes=classes, tokens="length" in shape)
+class Options(argparse.Namespace):
+    """The command line."""
+
+    cases: list[str]
+    device: str
+    data_dir: str
+    wheels: str
+    seconds: float
+    loop_seconds: float
+    rounds: int
+    settings: list[str]
+    out: Path
 
 
-def time_plain(built: Built, device: str) -> float:
-    """Seconds per round of a plain loop, without its first round."""
-    e, problem = built.experiment, built.problem
-    if not isinstance(problem, ModuleProblem):
-        raise TypeError(f"the plain loop needs a module, not {type(problem).__name__}")
-    server = copy.deepcopy(problem.module).to(device).train()
-    x, y = built.data.x.to(device), built.data.y.to(device)
-    asked = max(1, round(e.participation * len(built.shares.sizes)))
-    began = 0.0
-    for k in range(PLAIN_ROUNDS + 1):
-        if k == 1:
-            _wait(device)
-            began = time.perf_counter()
-        ids = torch.randperm(len(built.shares.sizes), generator=torch.Generator().manual_seed(k))[:asked]
-        total, sums = 0, {name: torch.zeros_like(v, dtype=torch.float32) for name, v in server.state_dict().items()}
-        for i in ids.tolist():
-            rows = built.shares.rows[built.shares.start[i] : built.shares.start[i + 1]].to(device)
-            client = copy.deepcopy(server)
-            optimizer = torch.optim.SGD(client.parameters(), lr=e.lr)
-            for _ in range(int(built.state.tau[i])):
-                pick = rows[torch.randint(len(rows), (e.batch,), device=device)]
-                optimizer.zero_grad()
-                scores = client(prepare(x[pick], built.data.pixels))
-                loss = nn.functional.cross_entropy(scores.flatten(0, -2), y[pick].flatten())
-                torch.autograd.backward(loss)
-                optimizer.step()
-            total += len(rows)
-            for name, v in client.state_dict().items():
-                sums[name] += len(rows) * v
-        server.load_state_dict({name: v / total for name, v in sums.items()})
-    _wait(device)
-    return (time.perf_counter() - began) / PLAIN_ROUNDS
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
-def time_case(name: str, device: str, rounds: int) -> PublicTiming:
-    """Times one case: the plain loop, ours, and the plain loop again."""
-    case = CASES[name]
-    e = Experiment(method="fedavg", keep="last", **case["settings"])
+def time_ours(case: Case, device: str, seconds: float, rounds: int) -> dict[str, Any]:
+    """Times `fedveca.run`, which ends after the round in which its seconds are over."""
+    e, ends = case.experiment, list[float]()
     ran = min(rounds or e.rounds, e.rounds)
-    custom: dict[str, Any] = {"data": make_rows(case["shape"])} if "shape" in case else {}
-    if "network" in case:
-        network = NETWORKS[case["network"]]
-        custom["model"] = network
-    run(e.replace(rounds=1), device=device, **custom)  # libraries load and choose their kernels
-    built = build(e, device, **custom)
-    before = time_plain(built, device)
+    run(e.replace(rounds=1), device=device, **case.custom)  # libraries load and choose their kernels
+    reset_memory(device)
+    wait(device)
     began = time.perf_counter()
-    done = run(e.replace(rounds=ran), device=device, **custom)
-    seconds = time.perf_counter() - began
-    plain = (before + time_plain(built, device)) / 2
-    timing = PublicTiming(
-        device=device,
-        rounds=ran,
-        of=e.rounds,
-        seconds=round(seconds * e.rounds / ran, 3),
-        plain_seconds=round(plain * e.rounds, 3),
-    )
-    if "shape" not in case:
-        timing["accuracy"] = round(100 * (get_number(done.summary["last"], "test_accuracy") or 0.0), 2)
-    return timing
+
+    def is_over() -> bool:
+        ends.append(time.perf_counter())
+        return len(ends) > 1 and ends[-1] - began > seconds
+
+    done = run(e.replace(rounds=ran), device=device, stop=is_over, **case.custom)
+    wait(device)
+    measured, count = time.perf_counter() - began, len(done.rounds)
+    if done.summary.get("stopped") and not case.is_real:  # the time does not depend on the rate
+        print(f"  {done.summary['stopped']}; again with a smaller learning rate", flush=True)
+        return time_ours(case._replace(experiment=e.replace(lr=e.lr / 100)), device, seconds, rounds)
+    later = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else measured
+    found: dict[str, Any] = {
+        "rounds": count,
+        "of": e.rounds,
+        "seconds": round(measured + (e.rounds - count) * later, 3),
+        "measured_seconds": round(measured, 3),
+    }
+    if case.is_real and count == e.rounds:
+        found["accuracy"] = round(100 * (get_number(done.summary["last"], "test_accuracy") or 0.0), 2)
+    if memory := read_memory(device):
+        found["memory_mb"] = memory
+    return found
+
+
+def time_peers(case: Case, plan: Options, failed: list[str]) -> list[Answer]:
+    """The framework in each of its modes, or the rewritten loop; what fails is noted in `failed`."""
+    peer, answers = CASES[case.name]["peer"], list[Answer]()
+    for mode in CASES[case.name].get("modes", ["default"]):
+        try:
+            answer = call_loop(peer, case, plan) if peer in LOOPS else call_peer(peer, mode, case.name, plan)
+        except Exception as error:  # ours is kept
+            failed.append(f"{peer} {mode}: {error}"[:1000])
+            print(failed[-1], flush=True)
+        else:
+            answers.append(answer)
+            print(f"  {answer['label']}: {answer['seconds']:.1f} s", flush=True)
+    return answers
+
+
+def call_loop(name: str, case: Case, plan: Options) -> Answer:
+    """The rewritten loop of a framework, in this process."""
+    done = time_loop(name, make_work(case, plan.device), plan.loop_seconds)
+    return {
+        "label": LABELS[name],
+        "seconds": round(done.seconds, 3),
+        "rounds": round(done.rounds, 2),
+        "accuracy": None,
+    }
+
+
+def call_peer(peer: str, mode: str, name: str, plan: Options) -> Answer:
+    """What a framework's script answers, in a process of its own."""
+    words = [sys.executable, "-m", f"benchmarks.public.peers.{peer}", name, mode, *plan.settings]
+    words += ["--device", plan.device, "--data-dir", plan.data_dir, "--seconds", str(plan.loop_seconds)]
+    wheels = [str(path.resolve()) for path in sorted(Path(plan.wheels).glob("*.whl"))] if plan.wheels else []
+    known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*known, *wheels])}
+    limit = plan.loop_seconds + GRACE
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+    answer = find_answer(done.stdout)
+    if answer is None:
+        raise RuntimeError(f"exit status {done.returncode}: {done.stderr.strip()[-600:]}")
+    answer["seconds"] = round(answer["seconds"], 3)
+    return answer
+
+
+def time_case(name: str, plan: Options) -> Times:
+    """Times one case: the plain loop, ours, the framework, and the plain loop again."""
+    load = [os.getloadavg()[0]]
+    case = make_case(name, plan.data_dir, parse_more(plan.settings))
+    passes: list[LoopTime] = [time_loop("plain", make_work(case, plan.device), plan.loop_seconds / 2)]
+    print(f"  plain loop: {passes[0].seconds:.1f} s", flush=True)
+    ours = time_ours(case, plan.device, plan.seconds, plan.rounds)
+    print(f"  ours: {ours['seconds']:.1f} s, {ours['rounds']} of {ours['of']} rounds ran", flush=True)
+    failed: list[str] = []
+    peers = time_peers(case, plan, failed)
+    passes.append(time_loop("plain", make_work(case, plan.device), plan.loop_seconds / 2))
+    low, high = sorted(each.seconds for each in passes)
+    if high > AGREE * low:
+        print(f"  the plain loop took {low:.1f} and {high:.1f} s: other work disturbs it, measure again", flush=True)
+    device = torch.cuda.get_device_name() if plan.device.startswith("cuda") else "cpu"
+    times: dict[str, Any] = {
+        "device": device,
+        "rows": "real" if case.is_real else "random",
+        **ours,
+        "plain_seconds": round(sum(each.seconds for each in passes) / len(passes), 3),
+        "plain_passes": [round(each.seconds, 3) for each in passes],
+        "peers": peers,
+        "failed": failed,
+        "load": [round(value, 2) for value in (*load, os.getloadavg()[0])],
+        "torch": torch.__version__,
+        "machine": machine(),
+    }
+    if passes[0].memory_mb:
+        times["plain_memory_mb"] = passes[0].memory_mb
+    whole: Times = cast("Times", times)
+    return whole
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", choices=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("cases", nargs="+", metavar="CASE", help=f"{', '.join(CASES)}, or key=value of the settings")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=0, help="at most so many rounds; the rest is extrapolated")
+    parser.add_argument("--data-dir", default="", help="folder that holds the data sets; random rows where it does not")
+    parser.add_argument("--wheels", default="", help="folder with wheels of pfl and BlazeFL, where they are missing")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of ours per case; the rest is extrapolated")
+    parser.add_argument("--loop-seconds", type=float, default=20.0, help="of each other loop per case")
+    parser.add_argument("--rounds", type=int, default=0, help="of ours, at most so many")
     parser.add_argument("--out", type=Path, required=True, help="JSON; cases that are not named stay")
-    given = parser.parse_args()
-    found: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
-    for name in given.cases:
-        timing = time_case(name, given.device, given.rounds)
-        found[name] = {**timing, "machine": machine()}
-        given.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        ratio = timing["plain_seconds"] / timing["seconds"]
-        print(
-            f"{name}: {timing['seconds']:.1f} s for {timing['of']} rounds, {ratio:.1f} times a plain loop", flush=True
-        )
+    plan = parser.parse_args(namespace=Options())
+    plan.settings = [word for word in plan.cases if "=" in word]
+    names = [word for word in plan.cases if "=" not in word]
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"{unknown[0]} is not a case; there are {', '.join(CASES)}")
+    found: dict[str, Any] = json.loads(plan.out.read_text("utf-8")) if plan.out.exists() else {}
+    failures = 0
+    for name in names:
+        print(name, flush=True)
+        try:
+            times = time_case(name, plan)
+        except Exception:  # the other cases are measured
+            traceback.print_exc()
+            failures += 1
+            continue
+        found[f"{name} {plan.device.partition(':')[0]}"] = times
+        plan.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        ratio = times["plain_seconds"] / times["seconds"]
+        print(f"  {times['seconds']:.1f} s for {times['of']} rounds, {ratio:.1f} times a plain loop", flush=True)
+    if failures:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

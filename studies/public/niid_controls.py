@@ -1,17 +1,23 @@
-"""What explains the differences of the NIID-Bench table: python -m studies.public.niid_controls --out results.
+"""What explains the differences of the NIID-Bench table.
+
+    python -m studies.public.niid_controls flower_labels authors_labels --methods fedprox --processes 3 --out results
 
 Two sources publish numbers for the same settings, and they differ by several points: the authors of NIID-Bench and
-Flower's re-run. Each draws its partition of CIFAR-10 with NumPy from its own seeds. A control repeats the table's runs
-on the partition of one source, with images padded by reflection before the crop, as both do; nothing else changes.
+Flower's re-run. Each draws its partition of CIFAR-10 from its own seeds. A control repeats the table's runs on the
+partition of one source, with images padded by reflection before the crop, as both do; nothing else changes. The results
+are added to those of `niid_controls.json` in the folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -20,9 +26,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedveca import run
+from fedveca.runs.experiment import parse_settings
 from fedveca.tasks.augment import crop, flip
 from fedveca.tasks.datasets.dataset import Dataset
-from studies.public.run import Outcome, describe_outcome, make_experiment, read_table
+from studies.public.run import (
+    Outcome,
+    call_all,
+    describe_outcome,
+    make_experiment,
+    read_table,
+    replace_outcome,
+    say_outcome,
+)
 
 PADDING = 4
 FEWEST = 10  # rows of a client: with fewer both sources draw the partition again
@@ -32,12 +47,12 @@ DrawShares = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Control(NamedTuple):
-    """A source of published numbers: the NumPy seed of its partition for each of our seeds."""
+    """A source of published numbers: the seed of its partition for each of our seeds."""
 
     table: str
     name: str
     seeds: tuple[int, ...]
-    is_legacy: bool  # whether the numbers are of NumPy's global generator
+    is_legacy: bool  # whether the numbers are of NumPy's global generator, and labels of Python's
     published: dict[str, float]
 
 
@@ -57,7 +72,16 @@ CONTROLS = {
     "flower": _of_flower("niid_dirichlet", 63.4, 65.6, 68.0, 65.0),
     "authors": _of_authors("niid_dirichlet", 68.2, 67.9, 69.8, 66.8),
     "flower_labels": _of_flower("niid_labels", 49.9, 50.0, 48.9, 46.4),
+    "authors_labels": _of_authors("niid_labels", 49.8, 50.7, 49.1, 46.5),
 }
+
+
+class Found(TypedDict):
+    """The runs of one control."""
+
+    control: str
+    published: dict[str, float]
+    runs: list[Outcome]
 
 
 def deal_rows(
@@ -78,19 +102,21 @@ def deal_rows(
             return [torch.tensor(mine) for mine in owned]
 
 
-def deal_labels(y: NDArray[np.int64], clients: int, each: int, drawn: np.random.Generator) -> list[Tensor]:
+def deal_labels(
+    y: NDArray[np.int64], clients: int, each: int, shuffle: Shuffle, draw: Callable[[int], int]
+) -> list[Tensor]:
     """The rows of each client: the label of its number and others at random, each label in equal parts."""
     classes, labels = int(y.max()) + 1, list[list[int]]()
     for i in range(clients):
         mine = [i % classes]
         while len(mine) < each:
-            label = int(drawn.choice(classes, 1)[0])
+            label = draw(classes)
             mine += [] if label in mine else [label]
         labels.append(mine)
     owned: list[list[int]] = [[] for _ in range(clients)]
     for label in range(classes):
         rows = np.flatnonzero(y == label)
-        drawn.shuffle(rows)
+        shuffle(rows)
         owners = [i for i in range(clients) if label in labels[i]]
         for i, part in zip(owners, np.array_split(rows, len(owners)), strict=True):
             owned[i].extend(part.tolist())
@@ -101,13 +127,16 @@ def make_partition(control: Control, seed: int) -> Callable[[Dataset, int, int],
     """A partition as `run` takes it, drawn as the source draws it."""
 
     def deal(data: Dataset, clients: int, _: int) -> list[Tensor]:
+        y, number, is_labels = data.y.numpy(), control.seeds[seed], control.table == "niid_labels"
         if control.is_legacy:
-            legacy = np.random.RandomState(control.seeds[seed])
-            return deal_rows(data.y.numpy(), clients, 0.5, legacy.shuffle, legacy.dirichlet)
-        drawn = np.random.default_rng(control.seeds[seed])
-        if control.table == "niid_labels":
-            return deal_labels(data.y.numpy(), clients, 2, drawn)
-        return deal_rows(data.y.numpy(), clients, 0.5, drawn.shuffle, drawn.dirichlet)
+            legacy, labels = np.random.RandomState(number), random.Random(number)
+            if is_labels:
+                return deal_labels(y, clients, 2, legacy.shuffle, lambda classes: labels.randint(0, classes - 1))
+            return deal_rows(y, clients, 0.5, legacy.shuffle, legacy.dirichlet)
+        drawn = np.random.default_rng(number)
+        if is_labels:
+            return deal_labels(y, clients, 2, drawn.shuffle, lambda classes: int(drawn.choice(classes, 1)[0]))
+        return deal_rows(y, clients, 0.5, drawn.shuffle, drawn.dirichlet)
 
     return deal
 
@@ -118,30 +147,92 @@ def reflect_crop_flip(x: Tensor) -> Tensor:
     return flip(crop(wide, PADDING)[..., PADDING:-PADDING, PADDING:-PADDING])
 
 
-def run_control(name: str, method: str, seed: int, device: str, more: dict[str, float] | None = None) -> Outcome:
+def run_control(
+    name: str, method: str, seed: int, device: str, more: dict[str, Any] | None = None, until: float = math.inf
+) -> Outcome:
     """One run of the table on a source's partition."""
-    control, settings = CONTROLS[name], dict(more or {})
-    experiment = make_experiment(read_table(control.table), method, seed, settings)
-    done = run(experiment, device=device, partition=make_partition(control, seed), augment=reflect_crop_flip)
+    control = CONTROLS[name]
+    experiment = make_experiment(read_table(control.table), method, seed, dict(more or {}))
+    done = run(
+        experiment,
+        device=device,
+        stop=lambda: time.time() > until,
+        partition=make_partition(control, seed),
+        augment=reflect_crop_flip,
+    )
     return describe_outcome(done, method, seed, device)
 
 
+class Job(NamedTuple):
+    """What `run_control` takes."""
+
+    name: str
+    method: str
+    seed: int
+    device: str
+    more: dict[str, Any]
+    until: float
+
+
+def _call(job: Job) -> tuple[str, Outcome]:
+    return job.name, run_control(*job)
+
+
+def is_of(found: Found, control: Control) -> bool:
+    """Whether these are the runs of a control: two of them have one name, and differ in what is published."""
+    return (found["control"], found["published"]) == (control.name, control.published)
+
+
+def add_outcome(every: list[Found], name: str, outcome: Outcome) -> list[Found]:
+    """The runs of all controls with a new one, in place of that of its method and seed."""
+    control = CONTROLS[name]
+    known = [run for found in every if is_of(found, control) for run in found["runs"]]
+    new: Found = {
+        "control": control.name,
+        "published": control.published,
+        "runs": replace_outcome(known, outcome),
+    }
+    if not known:
+        return [*every, new]
+    return [new if is_of(found, control) else found for found in every]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--methods", default="fedavg,fedprox")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="CONTROL or key=value", help=f"{', '.join(CONTROLS)}; all of them")
+    parser.add_argument("--methods", default="fedavg,fedprox", help="with commas between")
+    parser.add_argument("--seeds", type=int, default=3, help="how many of the three")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="runs end after the round in which they have passed")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="a folder, or a JSON file")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    found = []
-    for name, control in CONTROLS.items():
-        runs = [
-            run_control(name, method, seed, args.device)
-            for method in args.methods.split(",")
-            for seed in range(len(control.seeds))
-        ]
-        found.append({"control": control.name, "published": control.published, "runs": runs})
-        (args.out / "niid_controls.json").write_text(json.dumps(found) + "\n", "utf-8")
+    until, path = time.time() + args.seconds, args.out
+    if path.suffix != ".json":
+        path = args.out / "niid_controls.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    every: list[Found] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    more = parse_settings([word for word in args.names if "=" in word])
+    names = [word for word in args.names if "=" not in word] or list(CONTROLS)
+    if unknown := [name for name in names if name not in CONTROLS]:
+        parser.error(f"{unknown[0]} is not a control; there are {', '.join(CONTROLS)}")
+    jobs = [
+        Job(name, method, seed, args.device, more, until)
+        for name in names
+        for method in args.methods.split(",")
+        for seed in range(min(args.seeds, len(CONTROLS[name].seeds)))
+        if not has_run(every, name, method, seed)
+    ]
+    for name, outcome in call_all(_call, jobs, args.processes):
+        every = add_outcome(every, name, outcome)
+        path.write_text(json.dumps(every) + "\n", "utf-8")
+        say_outcome(name, outcome)
+
+
+def has_run(every: list[Found], name: str, method: str, seed: int) -> bool:
+    """Whether a run is known, with all its rounds."""
+    runs = [run for found in every if is_of(found, CONTROLS[name]) for run in found["runs"]]
+    return any((run["method"], run["seed"]) == (method, seed) and "cut" not in run for run in runs)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from fedveca import Experiment, run
 from fedveca.runs.folder import Run
@@ -15,6 +18,8 @@ from fedveca.runs.presets import read_toml
 from studies.public.heart import load_rows, rate_hospitals
 
 FOLDER = Path(__file__).parent
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
@@ -30,6 +35,7 @@ class Outcome(TypedDict):
     seconds: float
     device: str
     stopped: str
+    cut: NotRequired[int]  # the rounds that were asked for, where the time ended before them
     hospitals: NotRequired[list[float]]  # heart: the last model's accuracy on each hospital's test rows, on its scale
 
 
@@ -42,10 +48,12 @@ def make_experiment(table: dict[str, Any], method: str, seed: int, more: dict[st
     return Experiment(**{**table["settings"], **table.get(method, {}), **more, "method": method, "seed": seed})
 
 
-def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]) -> Outcome:
+def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any], until: float = math.inf) -> Outcome:
+    """One run, which ends after the round in which `time.time()` passes `until`."""
     experiment = make_experiment(read_table(name), method, seed, more)
     is_heart = experiment.data == "heart"
-    done = run(experiment, device=device, data=load_rows(method) if is_heart else None)
+    data = load_rows(method) if is_heart else None
+    done = run(experiment, device=device, stop=lambda: time.time() > until, data=data)
     outcome = describe_outcome(done, method, seed, device)
     return outcome | {"hospitals": rate_hospitals(done.model)} if is_heart else outcome
 
@@ -53,7 +61,7 @@ def run_one(name: str, method: str, seed: int, device: str, more: dict[str, Any]
 def describe_outcome(done: Run, method: str, seed: int, device: str) -> Outcome:
     """What a table keeps of a run."""
     tested = [record for record in done.rounds if "test_accuracy" in record]
-    return {
+    outcome: Outcome = {
         "method": method,
         "seed": seed,
         "accuracy": [round(record["test_accuracy"] or 0.0, 6) for record in tested],
@@ -64,31 +72,69 @@ def describe_outcome(done: Run, method: str, seed: int, device: str) -> Outcome:
         "device": done.environment.get("processor", "") if device == "cpu" else device,
         "stopped": done.summary.get("stopped", ""),
     }
+    if done.summary.get("ended") == "stop" and len(done.rounds) < done.experiment.rounds:
+        outcome["cut"] = done.experiment.rounds
+    return outcome
+
+
+def say_outcome(label: str, outcome: Outcome) -> None:
+    """One line of the terminal."""
+    last, best, cut = outcome["accuracy"][-1], max(outcome["accuracy"]), outcome.get("cut")
+    rounds = f"{len(outcome['accuracy'])} of {cut} rounds, " if cut else ""
+    print(
+        f"{label} {outcome['method']} seed {outcome['seed']}: last {100 * last:.2f} %, best {100 * best:.2f} %, "
+        f"{rounds}{outcome['tau_all']} steps, {outcome['seconds']:.0f} s {outcome['stopped']}",
+        flush=True,
+    )
+
+
+def call_all(call: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[Result]:
+    """What `call` returns for each job, as it becomes known; one that fails is raised after all others have ended."""
+    failed: list[Exception] = []
+    with ExitStack() as stack:
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)) if processes > 1 else None
+        results = iter(pool.imap_unordered(call, jobs) if pool else map(call, jobs))
+        for _ in jobs:
+            try:
+                result = next(results)
+            except Exception as error:
+                print(f"{type(error).__name__}: {error}", flush=True)
+                failed.append(error)
+                continue
+            yield result
+    if failed:
+        raise failed[0]
 
 
 def run_table(
-    name: str, seeds: list[int], device: str, processes: int, out: Path, methods: list[str], more: dict[str, Any]
+    name: str,
+    seeds: list[int],
+    device: str,
+    processes: int,
+    out: Path,
+    methods: list[str],
+    more: dict[str, Any],
+    until: float = math.inf,
 ) -> list[Outcome]:
-    """All runs of a table that `out` does not hold yet; it is written after each of them."""
+    """All runs of a table that `out` does not hold in full yet; it is written after each of them."""
     done: list[Outcome] = json.loads(out.read_text("utf-8")) if out.exists() else []
-    known = {(outcome["method"], outcome["seed"]) for outcome in done}
-    wanted = methods or read_table(name)["methods"]
-    jobs = [(name, method, seed, device, more) for seed in seeds for method in wanted if (method, seed) not in known]
-    with ExitStack() as stack:
-        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)) if processes > 1 else None
-        for outcome in pool.imap_unordered(_call, jobs) if pool else map(_call, jobs):
-            done.append(outcome)
-            out.write_text(json.dumps(done) + "\n", "utf-8")
-            last, best = outcome["accuracy"][-1], max(outcome["accuracy"])
-            print(
-                f"{name} {outcome['method']} seed {outcome['seed']}: last {100 * last:.2f} %, best {100 * best:.2f} %, "
-                f"{outcome['tau_all']} steps, {outcome['seconds']:.0f} s {outcome['stopped']}",
-                flush=True,
-            )
+    known = {(outcome["method"], outcome["seed"]) for outcome in done if "cut" not in outcome}
+    wanted = [(method, seed) for seed in seeds for method in methods or read_table(name)["methods"]]
+    jobs = [(name, method, seed, device, more, until) for method, seed in wanted if (method, seed) not in known]
+    for outcome in call_all(_call, jobs, processes):
+        done = replace_outcome(done, outcome)
+        out.write_text(json.dumps(done) + "\n", "utf-8")
+        say_outcome(name, outcome)
     return done
 
 
-def _call(job: tuple[str, str, int, str, dict[str, Any]]) -> Outcome:
+def replace_outcome(outcomes: list[Outcome], new: Outcome) -> list[Outcome]:
+    """The outcomes with a new one, in place of that of its method and seed."""
+    key = new["method"], new["seed"]
+    return [*(outcome for outcome in outcomes if (outcome["method"], outcome["seed"]) != key), new]
+
+
+def _call(job: tuple[str, str, int, str, dict[str, Any], float]) -> Outcome:
     return run_one(*job)
 
 

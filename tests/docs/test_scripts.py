@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = {  # by script of the speed benchmark, which installs each in an environment of its own
+    "blazefl": "blazefl",
     "fedjax": "fedjax",
     "fedlab": "fedlab",
     "fluke": "fluke",

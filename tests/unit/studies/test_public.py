@@ -11,7 +11,7 @@ import torch
 from fedveca.tasks.datasets.dataset import Request
 from fedveca.tasks.datasets.heart import load_heart
 from studies.public.heart import load_rows, make_model, rate_hospitals, read_rows
-from studies.public.run import TABLES, Outcome, make_experiment, read_table, run_one, run_table, summarise
+from studies.public.run import TABLES, Outcome, call_all, make_experiment, read_table, run_one, run_table, summarise
 
 FEW = {"rounds": 2, "tau_0": 3}
 
@@ -98,3 +98,19 @@ def test_summary_is_mean_and_deviation_over_seeds() -> None:
     assert (line["best"], line["best_sd"], line["last"], line["last_sd"]) == (55.0, 7.07, 50.0, 14.14)
     assert (line["seeds"], line["steps"], line["published"]) == (2, 10, 51.17)
     assert "hospitals" not in line
+
+
+def test_a_table_that_ran_out_of_time_says_so_and_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "heart.json"
+    (cut,) = run_table("heart", [0], "cpu", 1, path, ["fedavg"], FEW, until=0.0)
+    assert (len(cut["accuracy"]), cut["cut"]) == (1, 2)
+    (full,) = run_table("heart", [0], "cpu", 1, path, ["fedavg"], FEW)
+    assert len(full["accuracy"]) == 2
+    assert "cut" not in full
+
+
+def test_a_job_that_fails_does_not_stop_the_others() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(call_all(lambda number: 6 // number, [1, 0, 2], 1))
+    seen = call_all(lambda number: 6 // number, [1, 0, 2], 1)
+    assert [next(seen), next(seen)] == [6, 3]
