@@ -1,7 +1,7 @@
 """FedVeca corrected and FedVecaM as their pages describe them, slowly: one client after another, in plain Python.
 
-Vectors are float64, c is computed anew in every round from all c_i, and log A is kept as each client's own part, from
-which the round's part is taken away. The floor of (16) is taken a billionth above its argument, as for FedVeca.
+Vectors are float64, FedVeca corrected computes c anew in every round from all c_i, and log A is kept as each client's
+own part, from which the round's part is taken away. The floor of (16) is taken a billionth above its argument, as for FedVeca.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # w [P], x, y -> F
 SMOOTH, PROBE_STEPS, LOOKAHEAD = 0.5, 2.0, 0.8  # the defaults
+WARM_UP = 3
 
 
 class Rules(NamedTuple):
@@ -46,11 +47,12 @@ class CorrectedClient:
         """grad F_i(w_k), G_i, beta_i, and the numerator of delta_i over (lambda + 1)."""
         full = self.gradient(w_k, slice(None))
         own = c if self.c is None else self.c
+        trust = self.trust(own, full)
         w, models, raw, steps = w_k, [], [], []
         for lam in range(tau):
             models.append(w)
             raw.append(self.gradient(w, self.batch(k, lam)))
-            steps.append(raw[-1] - own + c)
+            steps.append(raw[-1] + trust * (c - own))
             w = w - self.eta * steps[-1]
         beta = spread = 0.0
         for lam in range(1, tau):
@@ -58,6 +60,19 @@ class CorrectedClient:
             spread = max(spread, length(add(steps[: lam + 1])) ** 2 / (lam + 1))
         self.c = add(raw) / tau
         return full, add(steps) / tau, beta, spread
+
+    def trust(self, own: Tensor, full: Tensor) -> float:
+        """Of FedVeca corrected: what a client remembers counts in full."""
+        return 1.0
+
+
+class TrustingClient(CorrectedClient):
+    """FedVecaM's."""
+
+    def trust(self, own: Tensor, full: Tensor) -> float:
+        lengths = length(own) * length(full)
+        inner = sum(a * b for a, b in zip(own.tolist(), full.tolist(), strict=True))
+        return max(0.0, inner / lengths) if lengths else 0.0
 
 
 class Answers(NamedTuple):
@@ -81,11 +96,17 @@ class CorrectedServer:
         self.own: dict[int, float] = {}  # log A_i without the round's part
         self.before: Tensor | None = None  # grad F of the round before
 
-    def ask(self, k: int, w: Tensor) -> Answers:
+    def average_c(self, w: Tensor) -> Tensor:
+        """The mean of the c_i over the clients ever seen, by their rows."""
+        rows = self.count_rows()
+        return add([len(client.y) / rows * client.c for client in self.clients if client.c is not None], w)
+
+    def count_rows(self) -> int:
+        """Of the clients ever seen."""
+        return sum(len(client.y) for client in self.clients if client.c is not None)
+
+    def ask(self, k: int, w: Tensor, c: Tensor) -> Answers:
         here, clients, eta = self.rules.who(k), self.clients, self.clients[0].eta
-        seen = [client for client in clients if client.c is not None]
-        rows = sum(len(client.y) for client in seen)
-        c = add([len(client.y) / rows * client.c for client in seen if client.c is not None], w)
         took = [self.tau[i] for i in here]
         found = [clients[i].train(k, w, c, self.tau[i]) for i in here]
         p = {i: len(clients[i].y) / sum(len(clients[j].y) for j in here) for i in here}
@@ -117,7 +138,7 @@ class CorrectedServer:
 def follow_corrected(clients: list[CorrectedClient], w: Tensor, rules: Rules) -> Iterator[CorrectedRound]:
     server, eta = CorrectedServer(clients, rules), clients[0].eta
     for k in itertools.count():
-        answers = server.ask(k, w)
+        answers = server.ask(k, w, server.average_c(w))
         w = w - eta * (answers.tau_k * answers.d + PROBE_STEPS * answers.full)
         for i, steps in answers.steps.items():
             server.tau[i] = server.bound(round(steps * answers.p[i] * len(answers.p)))
@@ -125,12 +146,19 @@ def follow_corrected(clients: list[CorrectedClient], w: Tensor, rules: Rules) ->
 
 
 def follow_fedvecam(clients: list[CorrectedClient], w: Tensor, rules: Rules) -> Iterator[CorrectedRound]:
-    """The clients start ahead of the model, and share len(here) * tau_0 steps among them."""
-    server, eta, m = CorrectedServer(clients, rules), clients[0].eta, torch.zeros_like(w)
+    """The clients start ahead of the model, and share len(here) * tau_0 steps among them.
+
+    c moves towards the mean of the round's c_i, by the rows of the round as a part of all rows ever seen.
+    """
+    server, eta, m, c = CorrectedServer(clients, rules), clients[0].eta, torch.zeros_like(w), torch.zeros_like(w)
     for k in itertools.count():
-        answers = server.ask(k, w + LOOKAHEAD * m)
-        m = LOOKAHEAD * m - eta * answers.tau_k * answers.d
+        lookahead = min(LOOKAHEAD, k / (k + WARM_UP))
+        answers = server.ask(k, w + lookahead * m, c)
+        m = lookahead * m - eta * answers.tau_k * answers.d
         w = w + m
+        mine = [answers.p[i] * client.c for i, client in enumerate(clients) if i in answers.p and client.c is not None]
+        part = sum(len(clients[i].y) for i in answers.p) / server.count_rows()
+        c = (1 - part) * c + part * add(mine)
         parts = {i: steps * answers.p[i] for i, steps in answers.steps.items()}
         for i, part in parts.items():
             server.tau[i] = server.bound(round(part / sum(parts.values()) * len(parts) * rules.tau_0))

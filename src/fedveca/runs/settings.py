@@ -133,6 +133,7 @@ class SettingList:
     smooth: float = method_option(_steps.rare, "smooth")
     probe_steps: float = method_option(_steps.rare, "probe_steps")
     lookahead: float = method_option(_steps.rare, "lookahead")
+    share_alpha: float = method_option(_steps.rare, "share_alpha")
     tau_all: int = _steps.rare(
         0, "fixed-step methods: local steps of the whole run, shared by size (0: tau_0 each)", low=0
     )

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from corrected_oracle import CorrectedClient, CorrectedRound, Rules, follow_corrected, follow_fedvecam
+from corrected_oracle import (
+    CorrectedClient,
+    CorrectedRound,
+    Rules,
+    TrustingClient,
+    follow_corrected,
+    follow_fedvecam,
+)
 from oracle import Client, server
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -115,7 +122,10 @@ def test_fedveca_is_the_papers_algorithm(name: str, rollback: bool, lanes: int) 
 
 CLIENTS, ASKED = 8, {1.0: 8, 0.4: 3}
 CORRECTED_ETA, FEW = 0.02, 4  # steps at the start
-CORRECTED = {"corrected": (Corrected, follow_corrected), "fedvecam": (FedVecaM, follow_fedvecam)}
+CORRECTED = {
+    "corrected": (Corrected, follow_corrected, CorrectedClient),
+    "fedvecam": (FedVecaM, follow_fedvecam, TrustingClient),
+}
 
 
 @functools.cache
@@ -125,7 +135,7 @@ def follow_description(method: str, name: str, participation: float) -> list[Cor
     problem = model(name, (1, 8, 8), 10, seed=1)
     loss, rows = find_loss(name, problem), split_rows(partition("dirichlet", data.y, 10, CLIENTS, seed=2))
     clients = [
-        CorrectedClient(loss, data.x[r].double(), data.y[r], CORRECTED_ETA, draw_batches(i, len(r)))
+        CORRECTED[method][2](loss, data.x[r].double(), data.y[r], CORRECTED_ETA, draw_batches(i, len(r)))
         for i, r in enumerate(rows)
     ]
 

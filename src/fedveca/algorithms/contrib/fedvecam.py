@@ -1,7 +1,8 @@
 """FedVecaM: FedVeca's shares of the local steps, SCAFFOLD's correction, and a server with momentum.
 
 Beyond the paper. Clients start at v = w_k + lookahead m_k, where the server's momentum is about to take the model, and
-step along g - c_i + c. FedVeca's A says how the round's local steps are shared; their total is what the settings give.
+step along g + t_i (c - c_i), where t_i says how far the remembered c_i still points where the client's gradient does.
+FedVeca's A says how the round's local steps are shared; their total is what the settings give.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 
 from fedveca.algorithms.conditions import measure_conditions
-from fedveca.algorithms.contract import Named, Order, Report
-from fedveca.algorithms.contrib.corrected import CorrectedSteps, average_c, average_log_A
-from fedveca.algorithms.control import ALPHA, DISTRUST, TAU_MAX, TAU_MIN, control
-from fedveca.algorithms.estimates import estimate_A, estimate_delta, estimate_smoothness
+from fedveca.algorithms.contract import Named, NoCarry, Order, Report
+from fedveca.algorithms.contrib.corrected import CorrectedSteps, CorrectedWalk, average_c, average_log_A
+from fedveca.algorithms.control import DISTRUST, TAU_MAX, TAU_MIN, control
+from fedveca.algorithms.estimates import estimate_A, estimate_delta, estimate_smoothness, norm, start_walk
 from fedveca.algorithms.hyper import hyper
 from fedveca.algorithms.registry import method
+
+WARM_UP = 3  # lambda_k = k / (k + 3)
 
 
 class FedVecaMState(NamedTuple):
@@ -29,7 +32,7 @@ class FedVecaMState(NamedTuple):
     v_last: Tensor  # [P] where the clients of the last round started
     grad_last: Tensor  # [P] grad F(v_(k-1))
     L: Tensor  # [] float64: as FedVeca's, between the v_k
-    c: Tensor  # [P] mean of c_i over the clients ever seen, by their rows
+    c: Tensor  # [P] average of the c_i over rounds, each with the share of the rows that took part
     share: Tensor  # [N] float64: D_i / D of the clients ever seen, 0 for the others
     log_A: Tensor  # [N] float64: log A_i averaged over rounds, nan while unknown
     mean_tau: Tensor  # [] float64: local steps per client and round, over which A decides only the shares
@@ -41,7 +44,7 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
     """Corrected steps from where the server's momentum leads, shared among the clients by A."""
 
     lr: float
-    alpha: float = ALPHA()
+    share_alpha: float = hyper(0.75, "alpha of the shares of the steps", low=0, high=1, open_ends=True)
     tau_max: int = TAU_MAX()
     smooth: float = hyper(0.5, "share of the former rounds in A", low=0, high=0.99)
     distrust: float = DISTRUST()
@@ -56,12 +59,32 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
         return FedVecaMState(w, tau, k, zero, w, zero, L, zero, none, unknown, mean_tau)
 
     def order(self, state: FedVecaMState) -> Order:
-        return Order(state.w + self.lookahead * state.m, {"c": state.c})
+        return Order(state.w + self.find_lookahead(state) * state.m, {"c": state.c})
+
+    def find_lookahead(self, state: FedVecaMState) -> float:
+        """lambda_k, which rises to `lookahead` as in Nesterov's method: the first moves are long and soon of no use."""
+        k = float(state.k)
+        return min(self.lookahead, k / (k + WARM_UP))
+
+    def start(self, order: Order, memory: Named, g0: Tensor) -> CorrectedWalk:
+        c, c_i = order.aux["c"], memory["c"]
+        turn = find_trust(c_i, g0) * (c - c_i)
+        return CorrectedWalk(torch.where(torch.isnan(c_i), 0.0, turn), start_walk(g0))  # a new client has no c_i
+
+    def finish(
+        self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
+    ) -> tuple[Named, Named, Named]:
+        vectors, numbers, memory = super().finish(order, s, w, tau, mean)
+        return (
+            vectors | {"mean": memory["c"]},
+            numbers,
+            memory,
+        )  # from G the server could not tell the corrections apart
 
     def update(self, state: FedVecaMState, ids: Tensor, p: Tensor, report: Report) -> tuple[FedVecaMState, Named]:
         v, grad = self.order(state).w, report.mean["grad"]
         tau_k = float(p @ report.each["tau"])
-        m = self.lookahead * state.m - self.lr * tau_k * report.mean["G"]
+        m = self.find_lookahead(state) * state.m - self.lr * tau_k * report.mean["G"]
         c, share = average_c(state.c, state.share, ids, p, report)
         tau, log_A, seen = state.tau, state.log_A, Named()
         if state.k > 0:
@@ -71,17 +94,30 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
             log_A = average_log_A(log_A, ids, estimate_A(beta, delta, took, self.lr), self.smooth)
             A = torch.exp(log_A[ids])
             tau = tau.clone()
-            steps = share_steps(control(A, self.alpha, self.tau_max, self.distrust), p, float(state.mean_tau))
+            steps = share_steps(control(A, self.share_alpha, self.tau_max, self.distrust), p, float(state.mean_tau))
             tau[ids] = steps.clamp(TAU_MIN, max(self.tau_max, TAU_MIN))
             seen = {"beta": beta, "delta": delta, "A": A, "L": state.L, "premise": self.lr * tau_k * state.L}
             tau_i, d = report.each["tau"], report.mean["G"]
-            seen |= measure_conditions(A, state.L, tau_i, p, d, grad, alpha=self.alpha, lr=self.lr)
+            seen |= measure_conditions(A, state.L, tau_i, p, d, grad, alpha=self.share_alpha, lr=self.lr)
         L = estimate_smoothness(state.k, v, state.v_last, grad, state.grad_last, state.L)
         after = FedVecaMState(state.w + m, tau, state.k + 1, m, v, grad, L, c, share, log_A, state.mean_tau)
         return after, seen
 
     def shorten(self, before: FedVecaMState, after: FedVecaMState, scale: float) -> FedVecaMState:
         return super().shorten(before, after, scale)._replace(m=scale * after.m)  # w_(k+1) - w_k stays m_(k+1)
+
+
+def find_trust(c_i: Tensor, g0: Tensor) -> Tensor:
+    """[..., 1] t_i: the cosine between what a client remembers and its gradient now, 0 where they point apart.
+
+    Examples:
+        >>> find_trust(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))
+        tensor([0.6000])
+        >>> find_trust(torch.tensor([-3.0, 4.0]), torch.tensor([2.0, 0.0]))
+        tensor([0.])
+    """
+    c_i, g0 = (v / norm(v).clamp(min=torch.finfo(v.dtype).tiny) for v in (c_i, g0))
+    return (c_i * g0).sum(-1, keepdim=True).clamp(min=0)
 
 
 def share_steps(steps: Tensor, p: Tensor, mean_tau: float) -> Tensor:
