@@ -141,7 +141,7 @@ def call_peer(peer: str, mode: str, name: str, plan: Options) -> Answer:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     answer = find_answer(done.stdout)
     if answer is None:
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr.strip()[-600:]}")
+        raise RuntimeError(f"exit status {done.returncode}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
     answer["seconds"] = round(answer["seconds"], 3)
     return answer
 

@@ -4,6 +4,8 @@ Each command is a process of its own. In every pass the sources take turns: this
 `--against` names its `src`.
 
     python -m benchmarks.speed.population --data DIR --against ../other/src --out docs/results/population.json
+    python -m benchmarks.speed.population --data DIR --device cuda --jobs cnn-mnist,cnn-cifar10,svm --rounds 20 \\
+        --passes 1 --against ../other/src --out docs/results/population-cuda.json
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ JOBS = {  # -2 and -3: so many worker processes
     "column-2": [*SVM, "--seeds", "10", "--workers", "2"],
     "svm-1000": [*SVM, "--seeds", "10", "clients=1000", "partition=case1", "rounds=3"],
 }
+CUDA_JOBS = {  # the three columns of Table I, with fewer seeds
+    "cnn-cifar10": ["compare", "cnn-cifar10-case3", "--seeds", "3"],
+    "cnn-mnist": ["compare", "cnn-mnist-case3", "--seeds", "3"],
+    "svm": [*SVM, "--seeds", "3"],
+}
 
 
 class Cost(NamedTuple):
@@ -40,11 +47,11 @@ class Cost(NamedTuple):
     megabytes: float  # peak of the largest process
 
 
-def measure(words: list[str], source: Path) -> Cost:
+def measure(words: list[str], source: Path, device: str) -> Cost:
     """Runs a command of the package in `source`, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         start_it = "import sys; from fedveca.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", start_it, *words, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
+        command = [sys.executable, "-c", start_it, *words, "--device", device, "--quiet", "--out", f"{folder}/out"]
         start = time.perf_counter()
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(source)}, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
@@ -59,8 +66,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="folder of MNIST's four gzipped idx files, or of its folder")
     parser.add_argument("--against", type=Path, help="the src folder of another checkout")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--jobs", default=",".join(JOBS), metavar="JOB,JOB", help="the jobs to run (default: %(default)s)"
+        "--jobs", default="", metavar="JOB,JOB", help="of the CPU or of CUDA; all of the device's where none is named"
     )
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=0, help="fewer rounds of each run, for a quick look")
@@ -68,14 +76,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.data:
         os.environ["FEDVECA_DATA"] = str(args.data.resolve())
-    jobs = args.jobs.split(",")
+    known = JOBS if args.device == "cpu" else CUDA_JOBS
+    jobs = args.jobs.split(",") if args.jobs else list(known)
     sources = {"this": HERE} | ({"before": args.against.resolve()} if args.against else {})
     found: dict[str, dict[str, list[Cost]]] = {job: {name: [] for name in sources} for job in jobs}
     for k in range(args.passes):
         for job in jobs:
             for name, source in sources.items():
-                words = JOBS[job] + ([f"rounds={args.rounds}"] if args.rounds else [])
-                found[job][name].append(measure(words, source))
+                words = known[job] + ([f"rounds={args.rounds}"] if args.rounds else [])
+                found[job][name].append(measure(words, source, args.device))
                 print(f"pass {k + 1}: {job}, {name}: {found[job][name][-1]}", flush=True)
     table = {
         job: {name: {"passes": [cost._asdict() for cost in costs], **_summarize(costs)} for name, costs in mine.items()}

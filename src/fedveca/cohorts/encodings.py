@@ -65,7 +65,7 @@ class Int8Encoding:
     def encode(self, v: Tensor, draw: DrawUniform) -> Named:
         n, size = v.shape
         blocks = torch.nn.functional.pad(v, (0, -size % INT8_BLOCK)).view(n, -1, INT8_BLOCK)
-        scale = blocks.abs().amax(-1) / INT8_MOST  # [n, blocks]
+        scale = blocks.abs().amax(-1) / v.new_full((), INT8_MOST)  # [n, blocks]; CUDA divides by numbers inexactly
         x = torch.where(scale[..., None] > 0, blocks / scale[..., None], 0.0).view(n, -1)[:, :size]
         low = x.floor()
         q = low + (draw(size) < x - low)

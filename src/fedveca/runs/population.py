@@ -28,6 +28,7 @@ _LINEAR = ("svm", "logistic")  # models for which preparing a row takes as long 
 _LAYERED = ("mlp", "logistic")  # models of small layers: what surrounds a local step takes as long as its arithmetic
 _SMALL = ("svm", "logistic", "mlp", "cnn", "lenet")  # models of which a few clients do not fill a CUDA device
 _MANY_ROWS = 2048  # of a client's probe
+CUDA_VARIABLE = "FEDVECA_CUDA_POPULATION"  # "1": runs are side by side on a CUDA device, too
 _CONNECTIONS = "32"  # queues between host and CUDA device: with 8, streams of different runs wait for each other
 MemberRun = Callable[[StopRequest], Run]
 
@@ -36,8 +37,9 @@ def is_shared(e: Experiment, device: str) -> bool:
     """Whether runs like this one are quicker side by side.
 
     On the CPU they are where the time goes into the clients' probe rows, and where it goes into what surrounds a local
-    step of small layers; on a CUDA device, where one run does not keep the device busy. On Ray and in the debug engine,
-    runs are one after another. So are tracked ones: some trackers have one run at a time.
+    step of small layers; on a CUDA device, where one run does not keep the device busy and the environment variable
+    FEDVECA_CUDA_POPULATION is 1. On Ray and in the debug engine, runs are one after another. So are tracked ones: some
+    trackers have one run at a time.
     """
     probed = count_probe_rows(e)
     rows = device == "cpu" and e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
@@ -47,7 +49,7 @@ def is_shared(e: Experiment, device: str) -> bool:
 def shares_steps(e: Experiment, device: str) -> bool:
     """Whether runs of any seed are quicker side by side: they take their local steps together, or share a device."""
     if device == "cuda":
-        return e.model in _SMALL and _is_free(e)
+        return os.environ.get(CUDA_VARIABLE) == "1" and e.model in _SMALL and _is_free(e)
     return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e)
 
 

@@ -425,7 +425,11 @@ def test_more_runs_than_a_population_has_room_for(tmp_path: Path, meets: list[in
         ({"engine": "ray"}, "cuda"),
     ],
 )
-def test_where_it_does_not_pay_runs_are_one_after_another(change: dict[str, object], device: str) -> None:
+def test_where_it_does_not_pay_runs_are_one_after_another(
+    change: dict[str, object], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_shared(E.replace(model="cnn"), "cuda")  # unless the user asks for it
+    monkeypatch.setenv(population.CUDA_VARIABLE, "1")
     assert is_shared(E, "cpu")
     assert is_shared(MLP, "cpu")
     assert is_shared(E.replace(model="cnn"), "cuda")  # where one run does not fill the device
