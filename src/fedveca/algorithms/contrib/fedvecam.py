@@ -117,7 +117,7 @@ def find_trust(c_i: Tensor, g0: Tensor) -> Tensor:
         tensor([0.])
     """
     c_i, g0 = (v / norm(v).clamp(min=torch.finfo(v.dtype).tiny) for v in (c_i, g0))
-    return (c_i * g0).sum(-1, keepdim=True).clamp(min=0)
+    return (c_i * g0).sum(-1, keepdim=True).clamp(0, 1)
 
 
 def share_steps(steps: Tensor, p: Tensor, mean_tau: float) -> Tensor:
