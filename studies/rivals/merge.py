@@ -1,4 +1,4 @@
-"""`python -m studies.rivals.merge docs/results/rivals.json NEW.json`: units of NEW take the place of the stored ones."""
+"""`python -m studies.rivals.merge docs/results/rivals.json NEW.json`: NEW units take the place of the stored ones."""
 
 from __future__ import annotations
 

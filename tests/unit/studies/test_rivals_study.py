@@ -104,7 +104,7 @@ def test_cases_are_grouped_by_participation_model_and_skew() -> None:
     assert groups["a fifth, CNN"] == ["cifar-dirichlet05-partial"]
     assert groups["all clients, natural or synthetic clients"] == ["heart", "synthetic"]
     assert (is_partial("mlp-case3"), is_partial("mlp-dirichlet05-partial")) == (False, True)
-    assert (is_fresh("cifar-case3"), is_fresh("synthetic")) == (True, False)
+    assert (is_fresh("svm-case3"), is_fresh("synthetic")) == (True, False)
 
 
 def test_rows_are_parts_of_the_budget() -> None:

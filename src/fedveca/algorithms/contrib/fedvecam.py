@@ -75,11 +75,8 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
         self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
     ) -> tuple[Named, Named, Named]:
         vectors, numbers, memory = super().finish(order, s, w, tau, mean)
-        return (
-            vectors | {"mean": memory["c"]},
-            numbers,
-            memory,
-        )  # from G the server could not tell the corrections apart
+        vectors["mean"] = memory["c"]  # from G alone the server would not know it
+        return vectors, numbers, memory
 
     def update(self, state: FedVecaMState, ids: Tensor, p: Tensor, report: Report) -> tuple[FedVecaMState, Named]:
         v, grad = self.order(state).w, report.mean["grad"]
