@@ -1,7 +1,8 @@
 """FedVeca corrected and FedVecaM as their pages describe them, slowly: one client after another, in plain Python.
 
 Vectors are float64, FedVeca corrected computes c anew in every round from all c_i, and log A is kept as each client's
-own part, from which the round's part is taken away. The floor of (16) is taken a billionth above its argument, as for FedVeca.
+own part, from which the round's part is taken away. The floor of (16) is taken a billionth above its argument, as for
+FedVeca.
 """
 
 from __future__ import annotations

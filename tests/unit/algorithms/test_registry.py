@@ -183,7 +183,8 @@ def test_every_look_is_unique_and_readable_on_white() -> None:
 @pytest.mark.parametrize(
     ("setting", "owners"),
     [
-        ("alpha", {"fedveca", "corrected", "fedveca_time", "fedvecam"}),
+        ("alpha", {"fedveca", "corrected", "fedveca_time"}),
+        ("share_alpha", {"fedvecam"}),
         ("tau_max", {"fedveca", "corrected", "adaptivetau", "equaltime", "fedveca_time", "fedvecam"}),
         ("smooth", {"corrected", "fedvecam"}),
         ("lookahead", {"fedvecam"}),

@@ -181,7 +181,7 @@ def test_list_explains_one_setting_or_name(capsys: Capture) -> None:
 
     alpha = told("alpha")
     assert alpha.startswith("alpha how far tau may rise, at most 1/(1-alpha) default 0.95 subject local steps")
-    assert "allowed (0, 1) used by fedveca, corrected, fedveca_time, fedvecam presets " in alpha
+    assert "allowed (0, 1) used by fedveca, corrected, fedveca_time presets " in alpha
     assert alpha.endswith("example fedveca run alpha=0.5")
     assert "used by every method" in told("lr")
     assert "dirichlet the shares of each label are drawn" in told("partition")
@@ -217,7 +217,7 @@ def test_lists_for_programs(capsys: Capture) -> None:
     about = told("alpha")["alpha"]
     assert isinstance(about, dict)
     assert (about["default"], about["group"]) == (0.95, "local steps")
-    assert about["methods"] == ["fedveca", "corrected", "fedveca_time", "fedvecam"]
+    assert about["methods"] == ["fedveca", "corrected", "fedveca_time"]
     example = "fedveca run partition=iid"
     assert told("iid") == {"iid": {"kind": "partition", "text": "rows at random", "example": example}}
     assert main("list", "-q") == 0

@@ -341,7 +341,7 @@ def test_fair_share_of_mnist_case_3() -> None:
 
 OFF = {"lr": 0.5, "mu": 0.25, "alpha": 0.75, "tau_max": 9, "smooth": 0.125, "probe_steps": 3.5}  # no default
 OFF |= {"dyn": 0.25, "exp_eps": 0.5, "acg_lambda": 0.75, "acg_beta": 0.25, "mime_beta": 0.5}
-OFF |= {"lookahead": 0.25, "lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
+OFF |= {"lookahead": 0.25, "share_alpha": 0.5, "lc_tau": 0.5, "moon_mu": 0.25, "moon_temperature": 0.75}
 OFF |= {"wang_phi": 0.25, "wang_seconds": 3.5, "ada_interval": 2.5, "ada_gamma": 0.75}
 
 
@@ -364,7 +364,7 @@ def test_methods_get_their_hyperparameters() -> None:
         "fedexp": FedExP(lr=0.5, exp_eps=0.5),
         "fedlc": FedLC(lr=0.5, lc_tau=0.5),
         "fedveca_time": FedVecaTime(lr=0.5, alpha=0.75, tau_max=9, distrust=0.375),
-        "fedvecam": FedVecaM(lr=0.5, alpha=0.75, tau_max=9, smooth=0.125, distrust=0.375, lookahead=0.25),
+        "fedvecam": FedVecaM(lr=0.5, share_alpha=0.5, tau_max=9, smooth=0.125, distrust=0.375, lookahead=0.25),
         "mimelite": MimeLite(lr=0.5, mime_beta=0.5),
         "moon": Moon(lr=0.5, moon_mu=0.25, moon_temperature=0.75),
         "scaffnew": Scaffnew(lr=0.5),
@@ -387,7 +387,7 @@ def test_settings_of_methods_are_those_that_the_methods_declare() -> None:
     for name in owned.keys() - {"distrust"}:
         assert (FIELDS[name].default, FIELDS[name].metadata["range"]) == (owned[name].default, owned[name].range)
         assert FIELDS[name].metadata["text"].endswith(owned[name].text)
-    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected, fedveca_time, fedvecam: ")
+    assert FIELDS["alpha"].metadata["text"].startswith("fedveca, corrected, fedveca_time: ")
 
 
 def test_build_puts_the_parts_together() -> None:

@@ -62,9 +62,9 @@ def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[st
     last, kept = results.count_level(units, "last"), results.count_level(units, "kept")
     count = {group: len(cases) for group, cases in group_cases(units).items()}
     share = {name: level["all"] / count["all"] for name, level in (("last", last), ("kept", kept))}
-    assert max(share.values()) < 0.8
+    answer = "Yes" if min(share.values()) >= 0.8 else "No"
     for sentence in (
-        "Is FedVecaM first or tied on at least 80 % of the cases? No.",
+        f"Is FedVecaM first or tied on at least 80 % of the cases? {answer}.",
         f"On {last['all']} of the {count['all']} cases ({share['last']:.0%}".replace("%", " %"),
         f"with kept models on {kept['all']} of {count['all']} ({share['kept']:.0%}".replace("%", " %"),
         f"On the {count['other data']} cases whose data took no part in its choice, that holds on "
@@ -87,7 +87,7 @@ def test_other_methods_are_judged_in_the_same_way(
     units: list[Unit], standings: dict[str, list[results.Standing]]
 ) -> None:
     ranked = standings["all"]
-    said = " for SCAFFOLD tuned, 13 for FedACG, 12 for FedAdam, 11 for FedDyn and 8 for SCAFFOLD."
+    said = " for SCAFFOLD tuned, 12 for FedACG, 12 for FedAdam, 12 for FedDyn and 8 for SCAFFOLD."
     named = ("scaffold tuned", "fedacg", "fedadam", "feddyn", "scaffold")
     level = [find(ranked, method).level for method in named]
     assert f"on {level[0]} of {len(list_cases(units))} cases{said}" in PAGE
@@ -168,8 +168,8 @@ def test_how_far_runs_end_below_their_best_round(units: list[Unit]) -> None:
     few = sum(runs for case, runs in far.items() if count_test_rows(case) < 450)
     assert f"{few} of the {total} runs are on cases with fewer than 450 test rows" in PAGE
     cifar = sum(runs for case, runs in far.items() if case.startswith("cifar"))
-    assert cifar == total - few
-    assert f"The {cifar} runs on CIFAR-10" in PAGE
+    assert cifar == total - few - far["mlp-dirichlet05-partial"]
+    assert f"The {cifar} runs on CIFAR-10 and the one on MNIST" in PAGE
     below = {m: sum(swings.count_far(swings.list_swings(units, c, m)) for c in far) for m in swings.list_rivals()}
     low, high = min(below, key=below.__getitem__), max(below, key=below.__getitem__)
     assert (low, high) == ("scaffold", "fedexp")
@@ -198,9 +198,12 @@ def test_what_each_method_spent_of_the_budget(units: list[Unit]) -> None:
     assert len(equal) == 8
     assert "Gradient rows are equal for eight of the rivals only." in PAGE
     assert {*RIVALS} - {*equal} == {"fedvecam", "fedveca", "corrected"}
-    above = [case for case, (_, most) in spent["fedvecam"].items() if most > 1.01]
-    assert f"on the {len(above)} cases where a run of it is more than 1 % above" in PAGE
-    assert all(not one.ahead for one in results.judge_cases(units, "last") if one.case in above)
+    above = {case: most for case, (_, most) in spent["fedvecam"].items() if most > 1.01}
+    assert f"a run of it is more than 1 % above on {len(above)} cases" in PAGE
+    assert all(f"`{case}` ({100 * most:.0f} %)" in PAGE for case, most in above.items())
+    assert [one.case for one in results.judge_cases(units, "last") if one.case in above and one.ahead] == [
+        "svm-dirichlet01"
+    ]
     low, high = (end(ends[m][k] for m in ("fedveca", "corrected")) for k, end in enumerate((min, max)))
     assert f"stopped after 100 rounds and have {100 * low:.0f} to {100 * high:.0f} %" in PAGE
 
@@ -209,7 +212,7 @@ def test_limits_of_the_tuning_are_counted(units: list[Unit]) -> None:
     edges = {method: results.count_edges(units, method) for method in RIVALS}
     assert {edges[method][1] for method in ("fedavg", "fedprox", "feddyn", "scaffold tuned")} == {6}
     assert max(high for _, high in edges.values()) == 6
-    assert edges["fedvecam"][1] == 0
+    assert f"and on {edges['fedvecam'][1]} for FedVecaM" in PAGE
     assert "On 6 of the 17 cases it chose the highest, 0.3, for FedAvg, FedProx, FedDyn and SCAFFOLD tuned" in PAGE
     assert f"0.003, for FedACG on {edges['fedacg'][0]} and for FedVecaM on {edges['fedvecam'][0]}" in PAGE
     worst: list[RivalOutcome] = [
@@ -226,11 +229,11 @@ def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[resul
     count = {group: len(cases) for group, cases in group_cases(units).items()}
     assert (
         f"no rival is ahead of its last model beyond chance on {level['all']} of {count['all']} cases: "
-        f"on {level['all clients']} of {count['all clients']} where all clients take part, but on {level['a fifth']} "
+        f"on {level['all clients']} of {count['all clients']} where all clients take part, and on {level['a fifth']} "
         f"of {count['a fifth']} with a fifth of them per round" in readme
     )
     assert {one.method for one in standings["a fifth"][:2]} == {"feddyn", "fedacg"}
-    assert "where FedDyn and FedACG are the methods to take" in readme
+    assert "where FedACG and FedDyn are nearer to the best" in readme
     assert standings["all"][0].method == "fedacg"
     assert "FedACG is nearest to the best over all 17" in readme
     assert "with a CNN FedVecaM needs a small rate" in readme

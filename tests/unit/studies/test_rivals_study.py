@@ -12,6 +12,8 @@ from studies.rivals import results
 from studies.rivals import run as rivals
 from studies.rivals.cases import find_chance, group_cases, is_fresh, is_partial
 from studies.rivals.grid import compare_grid, find_rate_loss, has_failed, is_near_chance, make_grid_table
+from studies.rivals.merge import merge_units
+from studies.rivals.page import replace_table
 from studies.rivals.run import GRID, GRID_SEEDS, RATES, RIVALS, RivalOutcome, Unit
 from studies.rivals.swings import count_far, list_swings, make_swing_table
 
@@ -102,7 +104,7 @@ def test_cases_are_grouped_by_participation_model_and_skew() -> None:
     assert groups["a fifth, CNN"] == ["cifar-dirichlet05-partial"]
     assert groups["all clients, natural or synthetic clients"] == ["heart", "synthetic"]
     assert (is_partial("mlp-case3"), is_partial("mlp-dirichlet05-partial")) == (False, True)
-    assert (is_fresh("cifar-case3"), is_fresh("synthetic")) == (True, False)
+    assert (is_fresh("svm-case3"), is_fresh("synthetic")) == (True, False)
 
 
 def test_rows_are_parts_of_the_budget() -> None:
@@ -168,3 +170,16 @@ def test_a_swing_is_the_best_round_minus_the_last_model() -> None:
     assert list_swings(units, "heart", "fedvecam") == pytest.approx([1.0, 1.5])
     assert count_far([1.0, 1.5]) == 1
     assert "| heart | 254 | 1.25 | 1 of 2 | 0.00 | 0 of 40 |" in make_swing_table(units)
+
+
+def test_new_units_take_the_place_of_the_stored_ones() -> None:
+    stored = [unit("fedavg", [1.0]), unit("fedvecam", [2.0])]
+    new = [unit("fedvecam", [3.0]), unit("fedvecam", [4.0], "synthetic")]
+    assert merge_units(stored, new) == [stored[0], *new]
+
+
+def test_a_table_is_replaced_by_its_head() -> None:
+    page = "text\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n| c |\n|---|\n"
+    assert replace_table(page, "| a | b |\n|---|---|\n| 3 | 4 |") == page.replace("1 | 2", "3 | 4")
+    with pytest.raises(ValueError, match="not one table"):
+        replace_table(page, "| d |\n|---|")

@@ -75,11 +75,8 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
         self, order: Order, s: CorrectedWalk, w: Tensor, tau: Tensor, mean: Tensor | NoCarry = ()
     ) -> tuple[Named, Named, Named]:
         vectors, numbers, memory = super().finish(order, s, w, tau, mean)
-        return (
-            vectors | {"mean": memory["c"]},
-            numbers,
-            memory,
-        )  # from G the server could not tell the corrections apart
+        vectors["mean"] = memory["c"]  # from G alone the server would not know it
+        return vectors, numbers, memory
 
     def update(self, state: FedVecaMState, ids: Tensor, p: Tensor, report: Report) -> tuple[FedVecaMState, Named]:
         v, grad = self.order(state).w, report.mean["grad"]
@@ -117,7 +114,7 @@ def find_trust(c_i: Tensor, g0: Tensor) -> Tensor:
         tensor([0.])
     """
     c_i, g0 = (v / norm(v).clamp(min=torch.finfo(v.dtype).tiny) for v in (c_i, g0))
-    return (c_i * g0).sum(-1, keepdim=True).clamp(min=0)
+    return (c_i * g0).sum(-1, keepdim=True).clamp(0, 1)
 
 
 def share_steps(steps: Tensor, p: Tensor, mean_tau: float) -> Tensor:
