@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -32,6 +33,8 @@ from fedveca.runs.guard import TrainingGuard, is_guarded, restore_numbers
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
 from fedveca.safe_files import SECOND_NAME
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.losses import cross_entropy
+from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.names import CUSTOM
 
 FORMAT, FORMAT_0_1 = "3", "2"
@@ -271,7 +274,10 @@ def make_guard(built: Built) -> TrainingGuard | None:
     """The guard of a run that starts, where its settings ask for one."""
     if not is_guarded(built.experiment):
         return None
-    return TrainingGuard(torch.cat([built.state.w, built.statistics]), built.state.tau)
+    problem, classes = built.problem, built.data.classes
+    entropic = isinstance(problem, ModuleProblem) and problem.loss is cross_entropy and classes > 1
+    guess = math.log(classes) if entropic else math.nan
+    return TrainingGuard(torch.cat([built.state.w, built.statistics]), built.state.tau, guess=guess)
 
 
 def _bound_steps(built: Built) -> tuple[int, int]:

@@ -22,6 +22,9 @@ LONGER = math.sqrt(2)  # and after a time without trouble
 SHORTEST = 2.0**-20
 CALM = 10  # rounds of that time after the first return; it doubles with each further one
 MOST_FAILURES = 10  # rounds without a finite model since the lowest loss last fell
+GUESS_BAND = 0.01  # share of the loss of a guess: what is not so far below it has learned nothing; also, progress
+FALLEN = 1.03  # times the loss of a guess: a run that starts above that falls to it where its units die
+IDLE = 15  # rounds in a row that a run may stay there; the longest of a run that learned later was eight
 PROGRESS = 1e-4  # by what share of it, at least: the loss of the same model may differ in its last digits
 
 
@@ -49,6 +52,8 @@ class GuardNumbers(NamedTuple):
     returns: int = 0  # how often it went back
     failures: int = 0  # rounds without a finite model since the lowest loss last fell
     scale: float = 1.0  # of the server's step
+    idle: int = 0  # rounds in a row in which the model was no better than a guess, and none better than the last
+    floor: float = math.inf  # lowest loss since the last return, of models that guess, too
 
 
 class TrainingGuard:
@@ -59,21 +64,25 @@ class TrainingGuard:
     times that of the start, or a round without a finite model. Then the run goes back to the model with the lowest
     loss, and the server takes steps of half the length. After a while without trouble they grow again.
 
+    A network whose units have died predicts the same for every row. Where the initial loss was higher, that looks like
+    progress: so a model that is no better than a guess is not the best one, and fifteen in a row are trouble.
+
     Only the model is taken back. Everything else that method and clients carry over (SCAFFOLD's c and c_i, momentum,
     moments, estimates, the adapted tau) starts anew, as in round 1: what they are now belongs to the model that went
     wrong, what they were is not stored, and one part without the others would break what holds between them, such as
     that c is the mean of the c_i.
     """
 
-    def __init__(self, best: Tensor, tau: Tensor, find_loss: FindLoss | None = None) -> None:
+    def __init__(self, best: Tensor, tau: Tensor, find_loss: FindLoss | None = None, guess: float = math.nan) -> None:
         """Starts with a run.
 
         Args:
             best: [P + S] the model to which it goes back: at first w_0.
             tau: [N] the local steps with which the method starts.
             find_loss: Where given, it finds F(w_k) on a fixed set of clients: losses of different ones do not compare.
+            guess: The loss of a model that gives every label the same probability; NaN where that is not known.
         """
-        self.best, self.tau, self.find_loss = best, tau, find_loss
+        self.best, self.tau, self.find_loss, self.guess = best, tau, find_loss, guess
         self.numbers = GuardNumbers()
 
     @property
@@ -90,11 +99,16 @@ class TrainingGuard:
         n = self.numbers
         if math.isnan(n.start) and math.isfinite(loss):
             n = n._replace(start=loss)
-        if loss < n.lowest:
+        guesses = n.start > FALLEN * self.guess and loss >= (1 - GUESS_BAND) * self.guess
+        falls = loss < (1 - GUESS_BAND) * n.floor
+        n = n._replace(idle=n.idle + 1 if guesses and not falls else 0, floor=min(n.floor, loss))
+        if loss < n.lowest and (not guesses or math.isinf(n.lowest)):
             better = loss < n.lowest - PROGRESS * abs(loss)
             self.best = model
             n = n._replace(lowest=loss, best_round=k, failures=0 if better else n.failures)
         self.numbers = n
+        if n.idle >= IDLE:
+            return f"for {IDLE} rounds the training loss was that of a guess ({self.guess:.4g}) or more"
         if not self.has_lost(loss, LOST):
             self._count_calm()
             return ""
@@ -119,7 +133,8 @@ class TrainingGuard:
     def shorten(self) -> str:
         """Counts a return and halves the step; says to which model the run goes back."""
         n = self.numbers
-        self.numbers = n._replace(above=0, calm=0, returns=n.returns + 1, scale=max(SHORTEST, n.scale * SHORTER))
+        scale = max(SHORTEST, n.scale * SHORTER)
+        self.numbers = n._replace(above=0, calm=0, returns=n.returns + 1, scale=scale, idle=0, floor=math.inf)
         where = f"the model after round {n.best_round}" if n.best_round else "the initial model"
         return f"back to {where}, with server steps of {self.numbers.scale:.3g} times their length"
 
@@ -130,8 +145,10 @@ class TrainingGuard:
 
 def restore_numbers(stored: Tensor) -> GuardNumbers | None:
     """The numbers that a checkpoint stored; None where no run can have stored them."""
-    start, lowest, best_round, above, calm, returns, failures, scale = stored.tolist()
-    counts = (best_round, above, calm, returns, failures)
+    start, lowest, best_round, above, calm, returns, failures, scale, idle, floor = stored.tolist()
+    counts = (best_round, above, calm, returns, failures, idle)
     if not all(0 <= number < 2**31 and number == int(number) for number in counts) or not 0 < scale <= 1:
         return None
-    return GuardNumbers(start, lowest, int(best_round), int(above), int(calm), int(returns), int(failures), scale)
+    return GuardNumbers(
+        start, lowest, int(best_round), int(above), int(calm), int(returns), int(failures), scale, int(idle), floor
+    )

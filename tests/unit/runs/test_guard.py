@@ -25,7 +25,7 @@ from fedveca.runs.checkpoint import load_checkpoint, make_guard
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.folder_writer import LAST
-from fedveca.runs.guard import CALM, MOST_FAILURES, GuardNumbers, TrainingGuard, is_guarded, restore_numbers
+from fedveca.runs.guard import CALM, IDLE, MOST_FAILURES, GuardNumbers, TrainingGuard, is_guarded, restore_numbers
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.run import resume, run
 from fedveca.runs.schema import Round
@@ -92,8 +92,71 @@ def test_the_step_grows_again_after_a_time_that_doubles() -> None:
     assert guard.scale == pytest.approx(0.5**0.5)
 
 
+GUESS = math.log(10)
+
+
+def test_a_model_that_guesses_is_not_the_best_one_and_many_in_a_row_are_trouble() -> None:
+    """The loss of the start was higher, so without the rule this looks like progress."""
+    guard = TrainingGuard(ZERO, torch.ones(1), guess=GUESS)
+    said = play(guard, [7.0, GUESS * 1.2, *[GUESS * 0.991, GUESS * 1.3] * 7, GUESS, GUESS])
+    assert said[:-1] == [""] * 17  # the third line is lower than all before it, and those behind it are counted
+    assert said[-1] == f"for {IDLE} rounds the training loss was that of a guess (2.303) or more"
+    assert (guard.best.tolist(), guard.numbers.lowest) == ([0, 0], 7.0)
+    assert guard.shorten().startswith("back to the initial model, ")
+    assert (guard.numbers.idle, guard.numbers.floor) == (0, math.inf)
+
+
+def test_a_model_that_learned_before_is_where_a_run_goes_back_to() -> None:
+    guard = TrainingGuard(ZERO, torch.ones(1), guess=GUESS)
+    said = play(guard, [17.0, 2.3, 2.0, *[2.4] * IDLE])
+    assert said[-2:] == ["", f"for {IDLE} rounds the training loss was that of a guess (2.303) or more"]
+    assert (guard.best.tolist(), guard.numbers.lowest) == ([2, 2], 2.0)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [7.0, 2.3, *[2.3] * (IDLE - 1), 2.2, *[2.3] * (IDLE - 1)],  # it learns in between
+        [7.0, *[2.27] * 30],  # more than a hundredth below
+        [17 * 0.98**k for k in range(60)],  # slowly, but it falls
+        [2.35, *[2.3] * 30],  # it starts there: many models do
+    ],
+)
+def test_runs_that_learn_are_left_alone(losses: list[float]) -> None:
+    assert set(play(TrainingGuard(ZERO, torch.ones(1), guess=GUESS), losses)) == {""}
+
+
+def test_where_no_guess_is_known_nothing_of_this_happens() -> None:
+    assert set(play(TrainingGuard(ZERO, torch.ones(1)), [7.0, *[2.3] * 30])) == {""}
+
+
+@pytest.mark.parametrize("loss", [70.1, math.inf, math.nan])
+def test_divergence_before_anything_was_learned_is_trouble_at_once(loss: float) -> None:
+    guard = TrainingGuard(ZERO, torch.ones(1), guess=GUESS)
+    assert play(guard, [7.0, 2.3, loss])[-1].startswith(f"the training loss was {loss:.4g}, more than 10 times")
+    assert guard.best.tolist() == [0, 0]
+
+
+def test_a_network_that_has_died_is_brought_back() -> None:
+    """A real one: with this rate all units of the first layers die in the first round, and it guesses ever after."""
+    e = Experiment(model="cnn", method="fedvecam", lr=0.5, batch=32, tau_0=10, rounds=60, seed=401, test_every=60)
+    done = run_quietly(e)
+    assert sum("that of a guess" in record.get("guarded", "") for record in done.rounds) >= 1
+    assert (require_number(done.summary["last"], "test_accuracy")) > 0.8
+
+
+def test_the_loss_of_a_guess_is_that_of_cross_entropy() -> None:
+    def smooth(scores: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(scores, y, label_smoothing=0.1, reduction="none")
+
+    e = Experiment(model="mlp", clients=2, batch=8, guard="on")
+    guards = [make_guard(build(e)), make_guard(build(e.replace(model="svm"))), make_guard(build(e, loss=smooth))]
+    found = [guard.guess for guard in guards if guard]
+    assert found == pytest.approx([math.log(10), math.nan, math.nan], nan_ok=True)
+
+
 def test_numbers_come_back_from_a_checkpoint() -> None:
-    numbers = GuardNumbers(2.0, 0.5, 3, 1, 2, 4, 0, 0.25)
+    numbers = GuardNumbers(2.0, 0.5, 3, 1, 2, 4, 0, 0.25, 7, 0.4)
     assert restore_numbers(torch.tensor(numbers, dtype=torch.float64)) == numbers
     for wrong in (numbers._replace(scale=0.0), numbers._replace(scale=1.5), numbers._replace(returns=-1)):
         assert restore_numbers(torch.tensor(wrong, dtype=torch.float64)) is None
@@ -358,7 +421,7 @@ def test_a_checkpoint_with_wrong_numbers_is_rejected(tmp_path: Path) -> None:
     run(e, tmp_path / "run", device="cpu")
     built, path = build(e), tmp_path / "run" / LAST
     named = load(path.read_bytes())
-    named["guard.numbers"][-1] = 7.0
+    named["guard.numbers"][GuardNumbers._fields.index("scale")] = 7.0
     path.write_bytes(seal(named, identify_run(built)))
     with pytest.raises(ValueError, match=r"does not fit this run: guard\.numbers"):
         load_checkpoint(tmp_path / "run", built, "cpu")

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import statistics
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -78,20 +77,38 @@ def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[st
         for lead in verdict.behind:
             said = rf"`{verdict.case}`[^`]*{name_rival(lead.rival)} is ahead by {-lead.lead:.2f} points"
             assert re.search(said, PAGE), said
-    assert standings["all clients"][0].method == "fedvecam"
-    nearest = standings["all clients"][0].distance
-    assert f"the smallest mean distance from the best there, {nearest:.2f} points" in PAGE
+    full, part = standings["all clients"], standings["a fifth"]
+    assert (full[0].method, part[0].method) == ("fedadam", "fedvecam")
+    assert f"FedAdam has the smallest mean distance from the best there, {full[0].distance:.2f} points" in PAGE
+    assert f"FedVecaM has {find(full, 'fedvecam').distance:.2f} because of that run" in PAGE
+    assert f"FedVecaM is nearest to the best there, {part[0].distance:.2f} points from it on average" in PAGE
+
+
+def test_the_run_whose_network_died_is_named(units: list[Unit]) -> None:
+    (unit,) = (unit for unit in units if (unit["case"], unit["method"]) == ("cnn-case3", "fedvecam"))
+    (dead,) = (seed for seed, run in unit["runs"].items() if run["last"] < 15)
+    others = [run["last"] for seed, run in unit["runs"].items() if seed != dead]
+    assert f"nine of its ten runs end at {min(others):.1f} to {max(others):.1f} %, and one, seed {dead}, at " in PAGE
+    assert f"at {unit['runs'][dead]['last']:.2f} %, so that the mean is the lowest of all" in PAGE
+    mean = {
+        u["method"]: statistics.fmean(r["last"] for r in u["runs"].values()) for u in units if u["case"] == unit["case"]
+    }
+    assert min(mean, key=mean.__getitem__) == "fedvecam"
+    (fedavg,) = (unit for unit in units if (unit["case"], unit["method"]) == ("cnn-case3", "fedavg"))
+    assert fedavg["settings"] == unit["settings"] == {"lr": 0.1}
+    reached = fedavg["runs"][dead]["last"]
+    assert f"seed {dead}, at 0.1, where FedAvg with the same rate ends at {reached:.2f} %" in PAGE
 
 
 def test_other_methods_are_judged_in_the_same_way(
     units: list[Unit], standings: dict[str, list[results.Standing]]
 ) -> None:
     ranked = standings["all"]
-    said = " for SCAFFOLD tuned, 12 for FedACG, 12 for FedAdam, 12 for FedDyn and 8 for SCAFFOLD."
+    said = " for SCAFFOLD tuned, 12 for FedACG, 13 for FedAdam, 12 for FedDyn and 8 for SCAFFOLD."
     named = ("scaffold tuned", "fedacg", "fedadam", "feddyn", "scaffold")
     level = [find(ranked, method).level for method in named]
     assert f"on {level[0]} of {len(list_cases(units))} cases{said}" in PAGE
-    assert level == [14, *(int(n) for n in re.findall(r"(\d+) for", said))]
+    assert level == [13, *(int(n) for n in re.findall(r"(\d+) for", said))]
     fedveca = find(ranked, "fedveca")
     assert f"FedVeca is level on {fedveca.level}" in PAGE
     assert f"{fedveca.distance:.2f} points from the best on average" in PAGE
@@ -131,10 +148,9 @@ def test_what_to_take_where_nobody_tunes(units: list[Unit]) -> None:
     for rate in RATES[:-1]:
         assert mean("fedvecam", others, rate) > max(mean(method, others, rate) for method in GRID[1:])
     assert max(RATES, key=lambda rate: mean("fedvecam", others, rate)) == 0.03
-    ahead = [rate for rate in RATES[:-1] if mean("fedvecam", cnn, rate) > mean("fedavg", cnn, rate)]
-    assert ahead == [0.003]
-    best = sorted(RATES, key=lambda rate: -mean("fedavg", cnn, rate))[:2]
-    assert sorted(best) == [0.01, 0.03]
+    for rate in RATES[:-1]:
+        assert mean("fedvecam", cnn, rate) > max(mean(method, cnn, rate) for method in GRID[1:])
+    assert max(RATES, key=lambda rate: mean("fedvecam", cnn, rate)) == 0.01
 
 
 def test_where_fedvecam_fails_and_others_do_not(units: list[Unit]) -> None:
@@ -142,19 +158,15 @@ def test_where_fedvecam_fails_and_others_do_not(units: list[Unit]) -> None:
     fedavg, scaffold = against["fedavg"], against["scaffold"]
     assert fedavg.diverged == scaffold.diverged == []
     count = len(grid["fedvecam"])
-    assert f"By that definition never, in {count} runs; by its results, yes.** {len(fedavg.failed)} of its runs" in PAGE
-    places = Counter((cell.case, cell.rate) for cell in fedavg.failed)
-    listed = [f"{n} on `{case}` at {rate}" for (case, rate), n in places.items()]
-    reached = [grid["fedavg"][cell]["last"] for cell in fedavg.failed]
-    assert f"{', '.join(listed[:-1])} and {listed[-1]}" in PAGE
-    assert f"where FedAvg reaches {min(reached):.2f} to {max(reached):.2f} %" in PAGE
-    assert {grid["fedvecam"][cell]["returns"] for cell in fedavg.failed} == {0}
-    assert f"In all {len(fedavg.failed)} the guard never returned" in PAGE
-    assert f"Compared with SCAFFOLD there are {len(scaffold.failed)} such runs" in PAGE
-    assert f"FedAvg fails in {len(fedavg.spared)} runs in which FedVecaM does not" in PAGE
-    assert f"and SCAFFOLD in {len(scaffold.spared)}; all but one are SVMs at 0.1 or 0.3" in PAGE
-    spared = [*fedavg.spared, *scaffold.spared]
-    assert sum(not cell.case.startswith("svm") or cell.rate not in ("0.1", "0.3") for cell in spared) == 1
+    assert fedavg.failed == scaffold.failed == []
+    assert f"Never, in {count} runs: neither by that definition nor by its results." in PAGE
+    svms = [
+        sum(cell.case.startswith("svm") and cell.rate in ("0.1", "0.3") for cell in a.spared) for a in against.values()
+    ]
+    assert svms[0] == len(fedavg.spared)
+    assert f"FedAvg fails in {svms[0]} runs in which FedVecaM does not, all of them SVMs at 0.1 or 0.3" in PAGE
+    cnns = sum(cell.case.startswith(("cnn", "cifar")) for cell in scaffold.spared)
+    assert f"SCAFFOLD in {len(scaffold.spared)}, of which {svms[1]} are such SVMs and {cnns} CNNs" in PAGE
     assert f"ahead of FedAvg in {fedavg.ahead} of {count} runs and more than a point behind in {fedavg.behind}" in PAGE
     assert f"for SCAFFOLD it is {scaffold.ahead} and {scaffold.behind}" in PAGE
 
@@ -168,8 +180,8 @@ def test_how_far_runs_end_below_their_best_round(units: list[Unit]) -> None:
     few = sum(runs for case, runs in far.items() if count_test_rows(case) < 450)
     assert f"{few} of the {total} runs are on cases with fewer than 450 test rows" in PAGE
     cifar = sum(runs for case, runs in far.items() if case.startswith("cifar"))
-    assert cifar == total - few - far["mlp-dirichlet05-partial"]
-    assert f"The {cifar} runs on CIFAR-10 and the one on MNIST" in PAGE
+    assert cifar == total - few - 2
+    assert f"The {cifar} runs on CIFAR-10 and the two on MNIST" in PAGE
     below = {m: sum(swings.count_far(swings.list_swings(units, c, m)) for c in far) for m in swings.list_rivals()}
     low, high = min(below, key=below.__getitem__), max(below, key=below.__getitem__)
     assert (low, high) == ("scaffold", "fedexp")
@@ -232,12 +244,6 @@ def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[resul
         f"on {level['all clients']} of {count['all clients']} where all clients take part, and on {level['a fifth']} "
         f"of {count['a fifth']} with a fifth of them per round" in readme
     )
-    assert {one.method for one in standings["a fifth"][:2]} == {"feddyn", "fedacg"}
-    assert "where FedACG and FedDyn are nearer to the best" in readme
     assert standings["all"][0].method == "fedacg"
     assert "FedACG is nearest to the best over all 17" in readme
-    assert "with a CNN FedVecaM needs a small rate" in readme
-    assert (
-        max(rate for name in ("all clients, CNN", "a fifth, CNN") for rate in find(standings[name], "fedvecam").rates)
-        < 0.1
-    )
+    assert f"{count['data of the choice']} of the cases have data on which it was chosen" in readme
