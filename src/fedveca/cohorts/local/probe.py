@@ -117,8 +117,8 @@ def choose_pass_rows(counts: Sequence[int], most: int) -> int:
     """Rows of a captured pass, at most so many: few passes, and few rows that only pad the last pass of a client.
 
     Examples:
-        >>> choose_pass_rows([8334, 8333, 8333, 10000, 15000], 8192)  # 11 passes, of which a tenth is padding
-        5000
+        >>> choose_pass_rows([8334, 8333, 8333, 10000, 15000], 8192)  # 24 passes, 3 % of which is padding
+        2143
         >>> choose_pass_rows([200, 200], 8192)
         200
     """
