@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -49,6 +50,12 @@ def find_group(nodeid: str) -> str:
     if Path(file).stem == "test_ray" or name.endswith("[ray]") or name.partition("[")[0] in ON_RAY:
         return "ray"
     return file
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not walk through it during the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -75,8 +75,10 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(population, "answer_requests", count)
     threads = threading.active_count()
     yield found
-    gc.collect()  # the threads of pools that nobody holds end
-    assert threading.active_count() <= threads + 2 * torch.get_num_threads()
+    most = threads + 2 * torch.get_num_threads()
+    if threading.active_count() > most:
+        gc.collect()  # the threads of pools that nobody holds end
+    assert threading.active_count() <= most
 
 
 def choose(name: str, model: str) -> Experiment:
