@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=  # compiled test files are kept, else each process compiles them anew
 
 # a command with a dot every two seconds while it says nothing itself: $(call dotted,COMMAND)
 define dotted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from hypothesis import settings
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)  # small operations; tests of threads ask for them
 settings.register_profile("fedveca", deadline=None, derandomize=True)
 settings.load_profile("fedveca")
@@ -49,6 +51,13 @@ def find_group(nodeid: str) -> str:
     if Path(file).stem == "test_ray" or name.endswith("[ray]") or name.partition("[")[0] in ON_RAY:
         return "ray"
     return file
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not walk through it during the tests."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,9 @@ import math
 import os
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -54,9 +56,37 @@ def _stream(seed: int, k: int, ids: Tensor) -> Tensor:
 
 def draw_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:
     """[n, steps, batch] int64: which of its rows each client takes at each step from `first`, with replacement."""
+    if ids.device.type == "cpu":
+        return _draw_on_host(seed, k, ids, sizes, steps, batch, first)
     count = torch.arange(first * batch + 1, (first + steps) * batch + 1, device=ids.device)
     bits = _mix(_stream(seed, k, ids)[:, None] + count * _STEP)
     return ((_shift(bits, 32) * sizes[:, None]) >> 32).view(len(ids), steps, batch)
+
+
+def _mix_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix` in NumPy, where shifts are logical and an operation costs less."""
+    y = x >> np.uint64(30)
+    y ^= x
+    y *= np.uint64(_MIX1 % 2**64)
+    z = y >> np.uint64(27)
+    z ^= y
+    z *= np.uint64(_MIX2 % 2**64)
+    np.right_shift(z, np.uint64(31), out=y)
+    y ^= z
+    return y
+
+
+def _draw_on_host(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int) -> Tensor:
+    """`draw_rows` in NumPy: the same numbers in less than half the time."""
+    of_round = np.uint64(_mix_integer(_mix_integer(seed * 2 + 1) + k))
+    stream = _mix_array(ids.numpy().view(np.uint64) + of_round)
+    count = np.arange(first * batch + 1, (first + steps) * batch + 1, dtype=np.uint64)
+    count *= np.uint64(_STEP % 2**64)
+    bits = _mix_array(stream[:, None] + count)
+    bits >>= np.uint64(32)
+    bits *= sizes.numpy().view(np.uint64)[:, None]
+    bits >>= np.uint64(32)
+    return torch.from_numpy(bits.view(np.int64)).view(len(ids), steps, batch)
 
 
 def shuffle_rows(seed: int, k: int, ids: Tensor, sizes: Tensor, steps: int, batch: int, first: int = 0) -> Tensor:

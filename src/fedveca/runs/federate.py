@@ -111,7 +111,8 @@ def federate(
         ids = choice.ids
         tau = state.tau if steps is None else state.tau.index_copy(0, ids, steps(k, ids))  # [N]
         answered, report = cohort(k, order, ids, tau[ids])
-        seen: dict[str, object] = {"round": k, "ids": answered, "left_out": ids[~torch.isin(ids, answered)]}
+        left_out = ids[:0] if torch.equal(ids, answered) else ids[~torch.isin(ids, answered)]
+        seen: dict[str, object] = {"round": k, "ids": answered, "left_out": left_out}
         seen |= {"lr": method.lr} if method.is_scheduled else {}
         seen |= choice.record
         faults = list({(fault["client"], fault["what"]): fault for fault in (*choice.faults, *report.faults)}.values())
@@ -127,7 +128,7 @@ def federate(
             p = _weigh(cohort, answered)
             mean, change = split_statistics(report.mean)
             after, recorded = method.update(state, answered, p, report._replace(mean=mean))
-            failed = "" if bool(torch.isfinite(after.w).all()) else "the averaged model is not finite"
+            failed = "" if _is_finite(after.w) else "the averaged model is not finite"
             taken = report.each.get("tau", tau[answered]).double()  # by a cohort that cuts a client short, fewer
             seen |= {"tau": taken.long(), "tau_k": p @ taken} | recorded
             seen |= {"train_loss": p @ report.each["loss"]} if "loss" in report.each else {}
@@ -259,6 +260,11 @@ def _check_ids(ids: object, clients: int, verb: str) -> Tensor:
         if int(rising[0]) >= 0 and int(rising[-1]) < clients and bool((rising[1:] > rising[:-1]).all()):
             return rising
     raise UserError(f"the method {verb} {show_value(ids)}; it is a tensor of different clients, 0 to {clients - 1}")
+
+
+def _is_finite(v: Tensor) -> bool:
+    """Whether all numbers are; if their sum is finite they are, which is quicker to ask."""
+    return math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all())
 
 
 def _weigh(cohort: Cohort, ids: Tensor) -> Tensor:

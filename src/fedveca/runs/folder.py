@@ -272,8 +272,16 @@ def to_json(value: object) -> Json:
     """Tensors as numbers and lists; what JSON cannot say (NaN, infinity) as null."""
     if callable(tolist := getattr(value, "tolist", None)):
         value = tolist()
+        if isinstance(value, list) and _is_plain(value):
+            return cast(Json, value)
     if isinstance(value, list):
         return [to_json(v) for v in value]
     if isinstance(value, float) and not is_number(value):
         return None
     return cast(Json, value)
+
+
+def _is_plain(values: list[object]) -> bool:
+    """Whether a list has nothing but integers, or nothing but finite floats: it is JSON as it is."""
+    kinds = set(map(type, values))
+    return kinds <= {int} or (kinds == {float} and all(map(is_number, values)))

@@ -271,6 +271,8 @@ class ModuleProblem:
             )
             for i in range(len(w))
         ]
+        if len(alone) == 1:  # without a copy of the gradient
+            return alone[0][0][None], alone[0][1][None]
         return torch.stack([loss for loss, _ in alone]), torch.stack([g for _, g in alone])
 
     def _find_way(self, layers: LinearLayers, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Way:

@@ -185,6 +185,7 @@ def join_nodes(e: Experiment, built: Built, folder: Path, monkeypatch: pytest.Mo
     return make_cohort(grid, e, built.data, say=lambda text: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_debug_engine_and_nodes_compute_the_same(

@@ -76,6 +76,7 @@ def compare_values(ours: Run, theirs: Run) -> None:
         assert float((ours.model[name] - v).abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

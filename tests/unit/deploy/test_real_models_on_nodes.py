@@ -85,6 +85,7 @@ def largest_difference(a: Run, b: Run) -> float:
     return max(float((v - b.model[name]).abs().max()) for name, v in a.model.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "e",
     [

@@ -70,6 +70,7 @@ CASES: dict[str, Experiment] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_the_same_run(name: str, tmp_path: Path) -> None:
     """Client 1 fails in round 2, so it is left out there and here."""

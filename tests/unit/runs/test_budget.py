@@ -102,6 +102,7 @@ def test_a_budget_of_simulated_seconds_ends_a_run(devices: str, tmp_path: Path) 
     assert (resumed.column("clock")[-1], resumed.ended) == (96.0, "budget")
 
 
+@pytest.mark.slow
 def test_methods_with_the_same_budget_have_equal_budgets(devices: str, tmp_path: Path) -> None:
     """They take different numbers of rounds and local steps in the same simulated time, and may be compared."""
     e = replace(E, rounds=50, devices=devices, budget="clock:400", batch=8, probe=32)

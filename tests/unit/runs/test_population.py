@@ -75,8 +75,10 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(population, "answer_requests", count)
     threads = threading.active_count()
     yield found
-    gc.collect()  # the threads of pools that nobody holds end
-    assert threading.active_count() <= threads + 2 * torch.get_num_threads()
+    most = threads + 2 * torch.get_num_threads()
+    if threading.active_count() > most:
+        gc.collect()  # the threads of pools that nobody holds end
+    assert threading.active_count() <= most
 
 
 def choose(name: str, model: str) -> Experiment:
@@ -112,6 +114,7 @@ def everyone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svm", "mlp"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_has_the_bytes_that_it_has_alone(name: str, kind: str, everyone: Path, tmp_path: Path) -> None:
@@ -385,6 +388,7 @@ def test_a_comparisons_seeds_are_grouped_where_they_step_together(e: Experiment,
         assert [chain for group in groups for chain in group.chains] == chains
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("fedveca", "fedavg", "fedprox"), ("fedavg", "fednova")])
 def test_a_comparison_of_several_seeds_has_the_bytes_of_each_alone(
     names: tuple[str, ...], tmp_path: Path, meets: list[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -62,3 +63,22 @@ class ChunkResult(NamedTuple):
     finite: Tensor  # [n] bool: whether all that a client sent is finite, so that it counts
     norms: Tensor  # [vectors, n]
     memory: Named  # [n, P] each
+
+
+def find_norms(v: Tensor) -> Tensor:
+    """[n]: how long vectors [n, P] are."""
+    norms: Tensor = torch.linalg.vector_norm(v, dim=-1)
+    return norms
+
+
+def find_finite(numbers: Tensor, norms: Tensor, largest: float) -> tuple[Tensor, bool]:
+    """[n] of bool: whose numbers [m, n] are finite and whose norms are not too large; and whether that is all clients.
+
+    A sum of numbers is finite only if each of them is, which is quicker to ask. A CUDA device, which would have to
+    wait, is not asked: then it counts as not all.
+    """
+    host = numbers.device.type == "cpu"
+    if host and largest == math.inf and math.isfinite(float(numbers.sum())):
+        return torch.ones(numbers.shape[1], dtype=torch.bool), True
+    finite = torch.isfinite(numbers).all(0) & (norms <= largest).all(0)
+    return finite, host and bool(finite.all())

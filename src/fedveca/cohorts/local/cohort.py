@@ -27,7 +27,8 @@ from fedveca.cohorts.client_memory import (
 )
 from fedveca.cohorts.contract import ClientScores, HeldPart, Send
 from fedveca.cohorts.holdout import Holdout
-from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws
+from fedveca.cohorts.local.chunks import Chunk, ChunkResult, RowDraws, find_finite, find_norms
+from fedveca.cohorts.local.closed_form import take_closed_steps
 from fedveca.cohorts.local.cuda_graphs import Lanes, count_streams, find_free_memory, use_tensor_cores
 from fedveca.cohorts.local.joint import Pass, PassWalk
 from fedveca.cohorts.local.meeting import (
@@ -48,6 +49,7 @@ from fedveca.errors import UserError
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
+from fedveca.tasks.svm import SquaredSvm
 
 _log = logging.getLogger(__name__)
 
@@ -168,10 +170,11 @@ class LocalCohort:
         each = {name: torch.cat([part.each[name] for part in results]).double().cpu() for name in results[0].each}
         back = torch.argsort(by_tau)
         finite = torch.cat([part.finite for part in results]).cpu()[back]
-        who, each = ids[finite], aggregator.limit_numbers({name: v[back][finite] for name, v in each.items()})
+        counts: Tensor | slice = slice(None) if bool(finite.all()) else finite
+        who, each = ids[counts], aggregator.limit_numbers({name: v[back][counts] for name, v in each.items()})
         mass = float(self.weights[who].sum())
         norms = Norms(everyone.ids, torch.cat([part.norms for part in results], 1))
-        each |= {"tau": tau[finite].double()}
+        each |= {"tau": tau[counts].double()}
         report = Report(aggregator.close(mass), each, mass / self.total_weight, norms=norms)
         return who, self.transfer.label(report)
 
@@ -265,7 +268,7 @@ class LocalCohort:
             each["loss"] = loss
         if self.want_loss_after:
             each["after"] = after
-        local_norms = [v.norm(dim=-1) for v in (w, *memory.values())]
+        local_norms = [find_norms(v) for v in (w, *memory.values())]
         if self.send:
             finite = torch.isfinite(torch.stack(local_norms)).all(0)[:, None]
             memory, local_norms = {name: torch.where(finite, v, recalled[name]) for name, v in memory.items()}, []
@@ -295,8 +298,12 @@ class LocalCohort:
             w, s, after = self._lanes.take_local_steps(algorithm.lr, order, s, w, index, steps, before, counts, seeds)
             return w, s, after[0] if after else None
         with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
-            walk = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
-            w, s = take_passes(walk, self.problem)
+            if isinstance(self.problem, SquaredSvm):
+                draws = RowDraws(self.sample, self.seed, k, chunk, self.batch)
+                w, s = take_closed_steps(self.problem, self.rows, algorithm, order, s, w, chunk, draws)
+            else:
+                walk = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
+                w, s = take_passes(walk, self.problem)
         return w, s, running
 
     def _make_result(
@@ -314,11 +321,11 @@ class LocalCohort:
         if self.send:
             vectors, each = self.send(k, chunk.ids, vectors, each)
         vectors, residuals = self.transfer.send(k, chunk.table[0], vectors, recalled)
-        numbers = torch.stack([*local_norms, *(v.norm(dim=-1) for v in vectors.values()), *each.values()])
+        numbers = torch.stack([*local_norms, *(find_norms(v) for v in vectors.values()), *each.values()])
         norms = numbers[len(local_norms) : len(local_norms) + len(vectors)]
-        finite = torch.isfinite(numbers).all(0) & (norms <= aggregator.largest).all(0)
+        finite, all_count = find_finite(numbers, norms, aggregator.largest)
         weight = finite if self.equal_weights else chunk.table[2] * finite
-        if self.device.type == "cuda" or not bool(finite.all()):  # asking would make a CUDA device wait
+        if not all_count:
             vectors = {name: torch.where(finite[:, None], v, 0.0) for name, v in vectors.items()}
         dtype = next((v.dtype for v in vectors.values()), torch.float32)
         return ChunkResult(aggregator.reduce(weight.to(dtype), vectors), each, finite, norms, memory | residuals)
@@ -365,8 +372,7 @@ class LocalCohort:
     def _remember(self, ids: Tensor, result: ChunkResult) -> None:
         """Stores the memory of the clients that count."""
         if result.memory:
-            finite = result.finite
-            self.memory.remember(ids[finite.cpu()], {name: v[finite] for name, v in result.memory.items()})
+            self.memory.remember(ids[result.finite.cpu()], {n: v[result.finite] for n, v in result.memory.items()})
 
     def _probe(
         self, w: Tensor, running: Tensor | None, chunk: Chunk, want_loss: bool, want_gradient: bool

@@ -1,0 +1,43 @@
+"""The local steps of a problem in closed form: each operation is short, so what lies around it is left out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedveca.algorithms.contract import Algorithm, Order
+from fedveca.cohorts.local.chunks import Chunk, RowDraws
+from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
+from fedveca.tasks.svm import SquaredSvm, SvmSlope
+
+
+def take_closed_steps(
+    problem: SquaredSvm,
+    rows: ClientRows | LazyClientRows,
+    algorithm: Algorithm,
+    order: Order,
+    s: object,
+    w: Tensor,
+    chunk: Chunk,
+    draws: RowDraws,
+) -> tuple[Tensor, object]:
+    """w [n, P] and the carry after all steps of a chunk, as `LocalCohort._take_local_steps` has them."""
+    done, at, tau = [], 0, chunk.tau.tolist()
+    for until in sorted(set(tau)):
+        n = sum(tau_i >= until for tau_i in tau)
+        if n < len(w):
+            done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
+            w, s = tree_map(lambda v, n=n: v[:n], (w, s))
+        for index in draws(n, at, until):
+            last: Tensor | None = None
+            slope: SvmSlope | None = None
+            for x, y in rows.batches(index.transpose(0, 1)):
+                if slope is None or x is not last:  # rows in memory come in the same tensor at each step
+                    last, slope = x, problem.slope_on(x, rows.unit)
+                w, s = algorithm.step(order, s, w, slope(w, y))
+        at = until
+    if not done:
+        return w, s
+    out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
+    return out
