@@ -90,7 +90,7 @@ def cut_out(text: str, first: str, last: str) -> str:
 
 def mask(text: str) -> str:
     """Without what depends on the machine and the moment: numbers, the spaces around them, and rounds of slow runs."""
-    text = re.sub(r"^.* seed \d+ +round +\d+/\d+ .* left$\n?", "", text, flags=re.M)
+    text = re.sub(r"^.* seed \d+ +round +\d+/\d+ .*$\n?", "", text, flags=re.M)
     text = re.sub(r"[-+±]?\d[\d.,:e-]*", "#", text)
     return re.sub(r"\s+", " ", text).strip()
 

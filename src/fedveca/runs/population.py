@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fedveca.cohorts.local.joint import Failure
-from fedveca.cohorts.local.meeting import Meeting, Request, answer_requests
+from fedveca.cohorts.local.meeting import Meeting, MeetingRequest, answer_requests
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -67,7 +67,7 @@ class _Member:
     def __init__(self, run: MemberRun, stop: StopRequest, threads: int, members: int, device: str) -> None:
         self.run, self.stop, self.threads, self.device = run, stop, threads, device
         self.meeting = Meeting(self._ask, members, joins=device == "cpu")
-        self.request: Request | None = None
+        self.request: MeetingRequest | None = None
         self.answer: object = None
         self.result: Run | None = None
         self.error: BaseException | None = None
@@ -99,7 +99,7 @@ class _Member:
         while self.begun and not self.done:
             self.take_turn()
 
-    def _ask(self, request: Request) -> object:
+    def _ask(self, request: MeetingRequest) -> object:
         precision = torch.get_float32_matmul_precision()  # it is the process's: each run has its own during its turn
         torch.set_float32_matmul_precision(self.precision)
         try:
@@ -107,7 +107,7 @@ class _Member:
         finally:
             torch.set_float32_matmul_precision(precision)
 
-    def _wait(self, request: Request) -> object:
+    def _wait(self, request: MeetingRequest) -> object:
         self.request = request
         self._back.release()
         self._go.acquire()

@@ -81,10 +81,10 @@ class DeviceWait(NamedTuple):
     """A run is about to wait for its CUDA device; nothing is asked but that the others have their turns before."""
 
 
-Request = ProbeRequest | PassWalk[object] | DeviceWait
+MeetingRequest = ProbeRequest | PassWalk[object] | DeviceWait
 
 
-def answer_requests(requests: Sequence[Request], pool: ThreadPool) -> list[object]:
+def answer_requests(requests: Sequence[MeetingRequest], pool: ThreadPool) -> list[object]:
     """What each request has found, in their order; None of a wait."""
     probes = [request for request in requests if isinstance(request, ProbeRequest)]
     walks = [request for request in requests if not isinstance(request, ProbeRequest | DeviceWait)]
@@ -104,7 +104,7 @@ class Meeting:
         joins: Whether probes and passes of several runs are computed together; else the runs only take turns.
     """
 
-    def __init__(self, ask: Callable[[Request], object], members: int = 1, joins: bool = True) -> None:
+    def __init__(self, ask: Callable[[MeetingRequest], object], members: int = 1, joins: bool = True) -> None:
         self.ask, self.members, self.joins = ask, members, joins
 
     def enter(self) -> None:
