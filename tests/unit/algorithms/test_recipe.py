@@ -99,6 +99,7 @@ def test_every_server_optimiser_passes_the_checks_of_a_method(algorithm: Algorit
     check_algorithm(Recipe(algorithm, server=ServerOptimizer(kind, 0.5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMISERS)
 @pytest.mark.parametrize(
     "algorithm",

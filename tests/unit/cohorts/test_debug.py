@@ -149,6 +149,7 @@ def test_a_client_that_is_not_finite_sends_zeros_under_privacy_and_keeps_its_mem
     assert torch.allclose(remembered, local.memory.recall(torch.arange(5))["c"], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

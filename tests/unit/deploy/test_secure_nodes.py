@@ -104,6 +104,7 @@ def test_where_clients_are_drawn_their_secrets_are_shared_before_each_order(tmp_
     assert stages == 2 * (3 * ["share"] + 3 * ["order"] + 3 * ["unmask"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "present", "named"),
     [

@@ -61,6 +61,7 @@ def close(mine: Run, other: Run) -> None:
         assert float((mine.model[name] - v).abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("method", ["fedveca", "scaffold"])
 def test_a_deployment_is_the_simulation(method: str, wire: Any, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_tuning_changes_nothing_of_the_run(method: str, tmp_path: Path) -> None:
     assert model[0] == model[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -72,6 +72,7 @@ def same(a: Run, b: Run) -> None:
 # results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "debug"])
 @pytest.mark.parametrize(
     "settings",
