@@ -17,7 +17,7 @@ from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # w [P], x, y -> F
 SMOOTH, PROBE_STEPS, LOOKAHEAD = 0.5, 2.0, 0.8  # the defaults
-WARM_UP = 3
+WARM_UP, RECENCY = 3, 8
 
 
 class Rules(NamedTuple):
@@ -147,16 +147,21 @@ def follow_corrected(clients: list[CorrectedClient], w: Tensor, rules: Rules) ->
 
 
 def follow_fedvecam(clients: list[CorrectedClient], w: Tensor, rules: Rules) -> Iterator[CorrectedRound]:
-    """The clients start ahead of the model, and share len(here) * tau_0 steps among them.
+    """The clients start ahead of z, and share len(here) * tau_0 steps among them.
 
+    The model is the mean of all z so far, z_j with the weight j (j + 1) ... (j + 7).
     c moves towards the mean of the round's c_i, by the rows of the round as a part of all rows ever seen.
     """
     server, eta, m, c = CorrectedServer(clients, rules), clients[0].eta, torch.zeros_like(w), torch.zeros_like(w)
+    z, weights, models = w, list[int](), list[Tensor]()
     for k in itertools.count():
         lookahead = min(LOOKAHEAD, k / (k + WARM_UP))
-        answers = server.ask(k, w + lookahead * m, c)
+        answers = server.ask(k, z + lookahead * m, c)
         m = lookahead * m - eta * answers.tau_k * answers.d
-        w = w + m
+        z = z + m
+        models.append(z)
+        weights.append(math.prod(range(k + 1, k + 1 + RECENCY)))
+        w = add([weight / sum(weights) * model for weight, model in zip(weights, models, strict=True)])
         mine = [answers.p[i] * client.c for i, client in enumerate(clients) if i in answers.p and client.c is not None]
         part = sum(len(clients[i].y) for i in answers.p) / server.count_rows()
         c = (1 - part) * c + part * add(mine)

@@ -220,8 +220,15 @@ class Algorithm(ABC, Generic[State, Carry]):
 
         A method whose state has a step in it, such as a momentum from which the next round starts, shortens that too.
         """
-        w = torch.lerp(before.w, after.w, scale)
-        return after._replace(w=w)  # type: ignore[attr-defined, no-any-return]
+        return self.relocate(before, after, torch.lerp(self.locate(before), self.locate(after), scale))
+
+    def locate(self, state: State) -> Tensor:
+        """[P] what the server's step moves: w, or the latest model where w is an average of several."""
+        return state.w
+
+    def relocate(self, before: State, after: State, point: Tensor) -> State:
+        """The next state where the step ends at another point: it was shortened, or another optimiser took it."""
+        return after._replace(w=point)  # type: ignore[attr-defined, no-any-return]
 
     # one client
 

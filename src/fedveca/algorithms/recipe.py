@@ -124,13 +124,21 @@ class Recipe(Algorithm[Any, RecipeCarry]):
         after, seen = self.algorithm.update(inner, ids, p, report)
         if self.server.is_plain:
             return after, seen
-        w, moments = self.server.step(inner.w, after.w - inner.w, moments)
-        return type(state)(*after._replace(w=w), *moments), seen
+        here = self.algorithm.locate(inner)
+        there, moments = self.server.step(here, self.algorithm.locate(after) - here, moments)
+        return type(state)(*self.algorithm.relocate(inner, after, there), *moments), seen
 
     def shorten(self, before: HasModel, after: HasModel, scale: float) -> HasModel:
         inner, moments = self._split(after)
         short = self.algorithm.shorten(self._split(before)[0], inner, scale)
         return type(after)(*short, *moments)
+
+    def locate(self, state: HasModel) -> Tensor:
+        return self.algorithm.locate(self._split(state)[0])
+
+    def relocate(self, before: HasModel, after: HasModel, point: Tensor) -> HasModel:
+        inner, moments = self._split(after)
+        return type(after)(*self.algorithm.relocate(self._split(before)[0], inner, point), *moments)
 
     def _split(self, state: Any) -> tuple[Any, tuple[Tensor, ...]]:
         """The method's state, and the server optimiser's moments."""

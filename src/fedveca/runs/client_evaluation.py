@@ -15,8 +15,8 @@ from fedveca.cohorts.contract import ClientScores, HeldPart
 from fedveca.cohorts.random import choose_judges, clients_per_round
 from fedveca.cohorts.scores import LOSS
 from fedveca.runs.build import Built
-from fedveca.runs.evaluate import Evaluator
-from fedveca.runs.federate import evaluate_loss
+from fedveca.runs.evaluate import Evaluator, Keeper
+from fedveca.runs.federate import choose_clients, evaluate_loss
 from fedveca.runs.folder import to_json
 from fedveca.runs.folder_types import Json, ModelResult
 from fedveca.runs.schema import Direction, Round, find_quantity, get_number
@@ -73,6 +73,25 @@ class ModelEvaluator:
         if self._known[0] != done:
             self._known = (done, evaluate_loss(self.built.cohort, self._order(done, state, model), done, self.judges))
         return self._known[1]
+
+    def find_last_loss(self, keeper: Keeper) -> float:
+        """F of the last model, where it decides something; that of each other one is known from the round after it."""
+        if keeper.guard and self.needs_judges:
+            return self.find_training_loss(keeper.round, keeper.state, keeper.model)
+        if not keeper.guard and (self.experiment.keep != "best" or self.judges_at_once):
+            return -math.inf
+        return self._find_next_loss(keeper, keeper.model)
+
+    def find_best_loss(self, keeper: Keeper) -> float:
+        """F of the guard's best model; clients may have reported that of another one, such as a momentum leads to."""
+        assert keeper.guard
+        return keeper.guard.numbers.lowest if self.needs_judges else self._find_next_loss(keeper, keeper.guard.best)
+
+    def _find_next_loss(self, keeper: Keeper, model: Tensor) -> float:
+        """F of a model [P + S] as the next round's clients would report it."""
+        e, cohort, k = self.experiment, self.built.cohort, keeper.round
+        order = self._order(k, keeper.state, model)
+        return evaluate_loss(cohort, order, k, choose_clients(cohort, k, e.participation, e.seed))
 
     def _evaluate(self, done: int, state: HasModel, model: Tensor, test: bool) -> tuple[RecordedValues, list[Fault]]:
         values, faults = RecordedValues(), list[Fault]()

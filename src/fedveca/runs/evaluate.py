@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Literal, cast
 
 import torch
@@ -147,9 +148,15 @@ class Keeper:
         if record["accepted"]:
             self.kept, self.kept_round, self.kept_loss = self.model, self.round, loss
 
-    def end_at_best(self, last_loss: float) -> str:
-        """Where the last model is clearly worse, the guard's best one takes its place; a sentence says so."""
-        if not self.guard or not self.guard.has_lost(last_loss, END_LOST):
+    def end_at_best(self, last_loss: float, find_best: Callable[[], float]) -> str:
+        """Where the last model is clearly worse, the guard's best one takes its place; a sentence says so.
+
+        Args:
+            last_loss: F of the last model.
+            find_best: Finds F of the guard's best model, which may be above the lowest loss that clients reported:
+                they report that of the model which they receive.
+        """
+        if not self.guard or not self.guard.has_lost(last_loss, END_LOST) or find_best() >= last_loss:
             return ""
         self.model, self.round = self.guard.best, self.guard.numbers.best_round
         return (

@@ -143,7 +143,7 @@ def federate(
                     seen |= {"step_scale": guard.scale}
             if rollback:
                 accepted = rollback.accept(float(p @ report.each["after"]))  # (4), from the local models: A1.5
-                after = after if accepted else after._replace(w=state.w)
+                after = after if accepted else method.relocate(state, after, method.locate(state))
                 seen |= {"accepted": accepted}
             if not failed and not trouble:
                 if statistics and change is not None and seen.get("accepted", True):

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -29,7 +30,7 @@ from fedveca.runs.early_stopping import EarlyStopping, describe_ending
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import GrowthCheck, Keeper
 from fedveca.runs.experiment import Experiment, count_probe_rows
-from fedveca.runs.federate import Diverged, choose_clients, compose_order, evaluate_loss, federate
+from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.folder import Run, describe_environment, require_files, require_new
 from fedveca.runs.folder_types import EndReason, Environment, Summary
 from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, RunFolder, guard_writing
@@ -300,8 +301,8 @@ def _run_rounds(
                     break
         except Diverged as error:
             diverged = str(error)
-        last_loss = _evaluate_last(built, keeper, evaluator)
-        replaced = keeper.end_at_best(last_loss) if ended != "target" else ""  # a model that reaches it is wanted
+        last_loss, find_best = evaluator.find_last_loss(keeper), partial(evaluator.find_best_loss, keeper)
+        replaced = keeper.end_at_best(last_loss, find_best) if ended != "target" else ""  # what reaches it is wanted
         if not evaluator.judges_at_once:
             keeper.choose(last_loss if e.keep == "best" and not replaced else -math.inf)
         summary: Summary = {
@@ -340,18 +341,6 @@ def _run_rounds(
             folder.write_end(summary, model)
         done.append(Run(e, records, summary, model, path, built.directions, environment or {}))
         return done[0]
-
-
-def _evaluate_last(built: Built, keeper: Keeper, evaluator: ModelEvaluator) -> float:
-    """F of the last model, where it decides something; that of each other one is known from the round after it."""
-    e = built.experiment
-    if keeper.guard and evaluator.needs_judges:
-        return evaluator.find_training_loss(keeper.round, keeper.state, keeper.model)
-    if not keeper.guard and (e.keep != "best" or evaluator.judges_at_once):
-        return -math.inf
-    order = compose_order(built.algorithm, keeper.state, keeper.statistics)
-    ids = choose_clients(built.cohort, keeper.round, e.participation, e.seed)
-    return evaluate_loss(built.cohort, order, keeper.round, ids)
 
 
 def _count_held(built: Built) -> dict[str, Tensor]:

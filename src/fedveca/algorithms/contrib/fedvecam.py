@@ -1,8 +1,9 @@
-"""FedVecaM: FedVeca's shares of the local steps, SCAFFOLD's correction, and a server with momentum.
+"""FedVecaM: FedVeca's shares of the local steps, SCAFFOLD's correction, and a server with momentum and an average.
 
-Beyond the paper. Clients start at v = w_k + lookahead m_k, where the server's momentum is about to take the model, and
-step along g + t_i (c - c_i), where t_i says how far the remembered c_i still points where the client's gradient does.
-FedVeca's A says how the round's local steps are shared; their total is what the settings give.
+Beyond the paper. Clients start at v = z_k + lookahead m_k, where the server's momentum is about to take it, and step
+along g + t_i (c - c_i), where t_i says how far the remembered c_i still points where the client's gradient does.
+FedVeca's A says how the round's local steps are shared; their total is what the settings give. The model w is an
+average of the z, in which the latest count most.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from fedveca.algorithms.hyper import hyper
 from fedveca.algorithms.registry import method
 
 WARM_UP = 3  # lambda_k = k / (k + 3)
+RECENCY = 8  # z_k counts in w with the weight k (k + 1) ... (k + 7): the mean age is a tenth of the rounds
 
 
 class FedVecaMState(NamedTuple):
-    w: Tensor  # [P] w_k
+    w: Tensor  # [P] w_k, the average of the z
     tau: Tensor  # [N] tau_(k,i)
     k: Tensor  # [] int64: rounds done
-    m: Tensor  # [P] the server's momentum, w_k - w_(k-1)
+    z: Tensor  # [P] z_k, which the server's step moves
+    m: Tensor  # [P] the server's momentum, z_k - z_(k-1)
     v_last: Tensor  # [P] where the clients of the last round started
     grad_last: Tensor  # [P] grad F(v_(k-1))
     L: Tensor  # [] float64: as FedVeca's, between the v_k
@@ -56,10 +59,10 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
         zero, none = torch.zeros_like(w), torch.zeros(len(tau), dtype=torch.float64)
         k, L = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.float64)
         unknown, mean_tau = torch.full_like(none, torch.nan), tau.double().mean()
-        return FedVecaMState(w, tau, k, zero, w, zero, L, zero, none, unknown, mean_tau)
+        return FedVecaMState(w, tau, k, w, zero, w, zero, L, zero, none, unknown, mean_tau)
 
     def order(self, state: FedVecaMState) -> Order:
-        return Order(state.w + self.find_lookahead(state) * state.m, {"c": state.c})
+        return Order(state.z + self.find_lookahead(state) * state.m, {"c": state.c})
 
     def find_lookahead(self, state: FedVecaMState) -> float:
         """lambda_k, which rises to `lookahead` as in Nesterov's method: the first moves are long and soon of no use."""
@@ -97,11 +100,17 @@ class FedVecaM(CorrectedSteps[FedVecaMState]):
             tau_i, d = report.each["tau"], report.mean["G"]
             seen |= measure_conditions(A, state.L, tau_i, p, d, grad, alpha=self.share_alpha, lr=self.lr)
         L = estimate_smoothness(state.k, v, state.v_last, grad, state.grad_last, state.L)
-        after = FedVecaMState(state.w + m, tau, state.k + 1, m, v, grad, L, c, share, log_A, state.mean_tau)
-        return after, seen
+        after = FedVecaMState(state.w, tau, state.k + 1, state.z, m, v, grad, L, c, share, log_A, state.mean_tau)
+        return self.relocate(state, after, state.z + m), seen
+
+    def locate(self, state: FedVecaMState) -> Tensor:
+        return state.z
+
+    def relocate(self, before: FedVecaMState, after: FedVecaMState, point: Tensor) -> FedVecaMState:
+        return after._replace(z=point, w=torch.lerp(before.w, point, (RECENCY + 1) / (RECENCY + float(after.k))))
 
     def shorten(self, before: FedVecaMState, after: FedVecaMState, scale: float) -> FedVecaMState:
-        return super().shorten(before, after, scale)._replace(m=scale * after.m)  # w_(k+1) - w_k stays m_(k+1)
+        return super().shorten(before, after, scale)._replace(m=scale * after.m)  # z_(k+1) - z_k stays m_(k+1)
 
 
 def find_trust(c_i: Tensor, g0: Tensor) -> Tensor:
