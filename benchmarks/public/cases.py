@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedveca.errors import UserError
 from fedveca.runs.build import Built, build
 from fedveca.runs.experiment import parse_settings
 from fedveca.runs.presets import read_toml
+from fedveca.tasks.datasets.cifar10 import MOMENTS
 from fedveca.tasks.datasets.dataset import Dataset, load
 
 CASES: dict[str, Any] = read_toml(str(Path(__file__).with_name("cases.toml")))
@@ -44,13 +46,14 @@ class Case(NamedTuple):
         return build(self.experiment, device, **self.custom)
 
 
-def make_case(name: str, data_dir: str = "", more: dict[str, Any] | None = None) -> Case:
-    """A case; rows are random where it names no data set, or where the files of its data set are missing.
+def make_case(name: str, data_dir: str = "", more: dict[str, Any] | None = None, random: bool = False) -> Case:
+    """A case; rows are random where it names no data set, where its files are missing, or where that is asked for.
 
     Args:
         name: In cases.toml.
         data_dir: The folder that holds the data sets.
         more: Settings in place of the case's; of the shape too: rows, test.
+        random: Whether the rows are random in any case: no files are looked for.
     """
     case, more = CASES[name], dict(more or {})
     shape = dict(case.get("shape", {}))
@@ -58,19 +61,20 @@ def make_case(name: str, data_dir: str = "", more: dict[str, Any] | None = None)
     custom: dict[str, Any] = {}
     if "network" in case:
         custom["model"] = NETWORKS[case["network"]]
-    if not shape:
+    if not shape and not random:
         try:
             load(settings["data"], data_dir)
         except UserError as error:
             print(f"{name}: random rows, since {error}", flush=True)
-            shape = STAND_INS[settings.pop("data")]
         else:
             settings["data_dir"] = data_dir
+    if not shape and "data_dir" not in settings:
+        shape = dict(STAND_INS[settings.pop("data")])
     if shape:
         shape |= {key: more[key] for key in OF_SHAPE if key in more}
         custom["data"] = make_rows(shape)
-        if settings.get("pixels") == "channels":
-            del settings["pixels"]
+        if settings.get("pixels") == "channels":  # prepared as the real rows are
+            custom["data"] = replace(custom["data"], channels=MOMENTS)
         if "partition" not in settings:
             sizes = draw_sizes(shape["rows"], settings["clients"], shape["spread"])
             custom["partition"] = list(torch.split(torch.arange(shape["rows"]), sizes))

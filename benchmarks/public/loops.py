@@ -69,7 +69,8 @@ class Loop(Protocol):
 
 
 def make_work(case: Case, device: str) -> Work:
-    built = case.build(device)
+    """What loops on a device work on; it is built in the host's memory, so that several loops can use it in turn."""
+    built = case.build("cpu")
     e, epochs = built.experiment, parse_epochs(built.experiment.epochs)
     if epochs is None or epochs.random:
         raise ValueError(f"epochs={e.epochs} is not one number")
@@ -80,6 +81,15 @@ def copy_module(work: Work) -> nn.Module:
     if not isinstance(work.built.problem, ModuleProblem):
         raise TypeError(f"a loop needs a module, not {type(work.built.problem).__name__}")
     return copy.deepcopy(work.built.problem.module).to(work.device).train()
+
+
+def copy_client(server: nn.Module) -> nn.Module:
+    """A copy of the server's module; an LSTM's weights lie in one piece, else CUDA copies them in each step."""
+    client = copy.deepcopy(server)
+    for part in client.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()
+    return client
 
 
 def compute_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -103,7 +113,7 @@ class PlainLoop:
 
     def train(self) -> None:
         e = self.work.built.experiment
-        client = copy.deepcopy(self.server)
+        client = copy_client(self.server)
         optimizer = torch.optim.SGD(client.parameters(), lr=e.lr)
         for _ in range(self.work.epochs):
             order = self.rows[torch.randperm(len(self.rows), device=self.work.device)]

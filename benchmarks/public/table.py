@@ -54,10 +54,12 @@ def _name_device(times: dict[str, Any]) -> str:
 
 
 def _show_ours(times: dict[str, Any]) -> str:
-    """The time, what it is extrapolated from, and the accuracy where it means something."""
+    """The time, what it is extrapolated from, whether rows are random, and the accuracy where it means something."""
     notes = []
     if times["rounds"] < times["of"]:
         notes.append(f"from {times['rounds']:,} of {times['of']:,} rounds")
+    if times["rows"] == "random":
+        notes.append("random rows")
     if "accuracy" in times:
         notes.append(f"accuracy {times['accuracy']:.2f} %")
     return ", ".join([f"**{show_time(times['seconds'])}**", *notes])

@@ -8,6 +8,8 @@ from typing import TypedDict
 
 import torch
 
+from benchmarks.public.cases import Case, make_case, parse_more
+
 MARK = "PEER "  # begins the line of the answer
 
 
@@ -17,7 +19,7 @@ class Answer(TypedDict):
     label: str
     seconds: float
     rounds: float  # that were timed; with a part of the clients, a part of one
-    accuracy: float | None  # per cent, where all rounds ran
+    accuracy: float | None  # per cent, where the rows are real and all rounds ran
 
 
 class Asked(argparse.Namespace):
@@ -27,6 +29,7 @@ class Asked(argparse.Namespace):
     mode: str
     device: str
     data_dir: str
+    random: bool
     seconds: float
     settings: list[str]
 
@@ -38,10 +41,16 @@ def read_arguments() -> Asked:
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data-dir", default="")
+    parser.add_argument("--random", action="store_true")
     parser.add_argument("--seconds", type=float, default=20.0)
     asked = parser.parse_args(namespace=Asked())
     torch.set_float32_matmul_precision("high")  # as ours on CUDA
     return asked
+
+
+def make_asked(asked: Asked) -> Case:
+    """The case that a script is asked for."""
+    return make_case(asked.case, asked.data_dir, parse_more(asked.settings), asked.random)
 
 
 def give(answer: Answer) -> None:

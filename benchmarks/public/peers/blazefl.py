@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.public.cases import CASES, make_case, parse_more
+from benchmarks.public.cases import CASES
 from benchmarks.public.loops import wait
 from benchmarks.public.networks import NETWORKS
-from benchmarks.public.peers.answer import Asked, give, read_arguments
+from benchmarks.public.peers.answer import Asked, give, make_asked, read_arguments
 from fedveca.runs.build import Built
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.tasks.models.cnn import LeNet
@@ -153,7 +153,8 @@ def main() -> None:
     """Time the case: a few clients first, then as many as there is time for, at most all of the benchmark's rounds."""
     asked = read_arguments()
     setup_reproducibility(SEED)
-    built = make_case(asked.case, asked.data_dir, parse_more(asked.settings)).build("cpu")
+    case = make_asked(asked)
+    built = case.build("cpu")
     e = built.experiment
     with tempfile.TemporaryDirectory() as name:
         rows = SavedRows(built, Path(name))
@@ -181,7 +182,7 @@ def main() -> None:
                 *_, accuracy = run_round(handler, trainer, every, asked.device)
                 done += 1
             seconds, rounds = (time.perf_counter() - began) / done, float(done)
-    reached = round(100 * accuracy, 2) if rounds == e.rounds else None
+    reached = round(100 * accuracy, 2) if case.is_real and rounds == e.rounds else None
     give({"label": LABELS[asked.mode], "seconds": seconds * e.rounds, "rounds": rounds, "accuracy": reached})
 
 
