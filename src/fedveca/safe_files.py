@@ -1,13 +1,19 @@
-"""How a file is opened where someone else may have put something in its place: no link, pipe or device is opened."""
+"""How a file is opened where someone else may have put something in its place: no link, pipe or device is opened.
+
+And how a process waits until its content is on the disk.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+wait_for_disk: ContextVar[Callable[[int], None] | None] = ContextVar("wait_for_disk", default=None)
 SECOND_NAME = "has a second name (a hard link)"
 
 
@@ -30,3 +36,8 @@ def open_new(path: Path) -> int:
     """A descriptor of a new file, to read and write; a file or link that stands in its place is removed, unread."""
     path.unlink(missing_ok=True)
     return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
+def sync_file(handle: int) -> None:
+    """Waits until what was written is on the disk; of several runs in a process the others go on meanwhile."""
+    (wait_for_disk.get() or os.fsync)(handle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from fedveca import Experiment, compare, run
 from fedveca.algorithms.registry import load_method, methods
 from fedveca.runs.interrupt import Stopped
 from fedveca.runs.pool import RunPlan, complete_runs
-from fedveca.runs.population import CUDA_VARIABLE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 E = Experiment(model="mlp", hidden=32, rounds=4, batch=16, clients=5, partition="dirichlet", lr=0.05, tau_0=3)
@@ -33,13 +32,6 @@ SETTINGS = {
 
 def never() -> bool:
     return False
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _side_by_side() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CUDA_VARIABLE, "1")
-        yield
 
 
 def check_alike(together: Path, alone: Path) -> None:
@@ -60,7 +52,7 @@ def plan(experiments: list[Experiment], out: Path) -> list[RunPlan]:
 
 
 @pytest.fixture(scope="module")
-def everyone(tmp_path_factory: pytest.TempPathFactory, _side_by_side: None) -> Path:
+def everyone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All methods side by side."""
     out = tmp_path_factory.mktemp("together")
     complete_runs([RunPlan(replace(E, method=name), out / name, "cuda") for name in NAMES], never)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.errors import UserError
-from fedveca.safe_files import open_new, open_regular
+from fedveca.safe_files import open_new, open_regular, sync_file
 
 NOWHERE = -1
 PIECE_BYTES = 64 * 2**20  # handled at once
@@ -82,7 +82,7 @@ class ClientStore:
     def save(self) -> dict[str, Tensor]:
         """Writes all rows to disk and returns what a checkpoint needs to find them."""
         if self._file != NOWHERE:
-            os.fsync(self._file)
+            sync_file(self._file)
         self.free += self.left[0]  # no checkpoint on disk is as old
         self.left.append([])
         self.fresh.fill_(False)

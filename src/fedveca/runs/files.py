@@ -16,7 +16,7 @@ from fedveca.errors import UserError, printable
 from fedveca.runs.folder_types import Json
 from fedveca.runs.schema import Direction, state_units
 from fedveca.runs.validate_records import parse_object
-from fedveca.safe_files import open_regular
+from fedveca.safe_files import open_regular, sync_file
 from fedveca.tasks.names import is_unit
 
 OBJECT_BYTES = 4 * 2**20  # the most of a JSON file that is read at once
@@ -174,7 +174,7 @@ def write_draft(path: Path, content: bytes) -> Path:
         with open(draft, "xb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()

@@ -17,7 +17,7 @@ from fedveca.runs.folder_types import Environment, Partition, Summary
 from fedveca.runs.interrupt import FolderUnwritable, how_to_resume
 from fedveca.runs.schema import Round
 from fedveca.runs.weights import MODEL_FILE
-from fedveca.safe_files import open_regular
+from fedveca.safe_files import open_regular, sync_file
 
 if TYPE_CHECKING:
     from torch import Tensor  # at run time PyTorch is loaded where it is used: opening a folder takes none of it
@@ -99,7 +99,7 @@ class RunFolder:
         with guard_writing(self.path):
             while left:
                 left = left[self._rounds.write(left) :]
-            os.fsync(self._rounds.fileno())
+            sync_file(self._rounds.fileno())
 
     def write_stop(self, done: int, rounds: int) -> None:
         """Marks the run as stopped cleanly after `done` rounds; resuming removes the mark."""

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -178,12 +178,18 @@ def complete_runs(
     custom = share_data(plans[0].experiment, [plan.folder for plan in plans], custom)
     done: list[Run] = []
     with _quiet_results(bool(watching)):
-        for at in range(0, len(plans), MOST_MEMBERS):
-            some = plans[at : at + MOST_MEMBERS]
+        for some in _split_evenly(plans, MOST_MEMBERS):
             relays = [tuple(MemberObserver(observer) for observer in watching) for _ in some]
             calls = [partial(complete, plan, relay) for plan, relay in zip(some, relays, strict=True)]
             done += run_population(calls, stop, resolve_device(plans[0].device))
     return done
+
+
+def _split_evenly(plans: Sequence[RunPlan], most: int) -> list[Sequence[RunPlan]]:
+    """As few populations as possible, of nearly equal sizes: one of two runs would leave a device idle."""
+    count = -(-len(plans) // most)
+    ends = [len(plans) * i // count for i in range(count + 1)]
+    return [plans[a:b] for a, b in pairwise(ends)]
 
 
 def group_plans(plans: Sequence[RunPlan], workers: int) -> list[tuple[RunPlan, ...]]:

@@ -5,7 +5,7 @@ A run goes on until it needs what others may need too, and waits. When all wait,
 runs one after another.
 
 On a CUDA device each run has a stream of its own and waits where it would wait for the device: meanwhile the others
-give the device their work.
+give the device their work. On any device they go on while a run waits for the disk.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from fedveca.cohorts.local.joint import Failure
-from fedveca.cohorts.local.meeting import Meeting, MeetingRequest, answer_requests
+from fedveca.cohorts.local.meeting import Meeting, MeetingRequest, Pause, answer_requests
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.runs.experiment import Experiment, count_probe_rows
 from fedveca.runs.folder import Run
@@ -28,7 +29,6 @@ _LINEAR = ("svm", "logistic")  # models for which preparing a row takes as long 
 _LAYERED = ("mlp", "logistic")  # models of small layers: what surrounds a local step takes as long as its arithmetic
 _SMALL = ("svm", "logistic", "mlp", "cnn", "lenet")  # models of which a few clients do not fill a CUDA device
 _MANY_ROWS = 2048  # of a client's probe
-CUDA_VARIABLE = "FEDVECA_CUDA_POPULATION"  # "1": runs are side by side on a CUDA device, too
 _CONNECTIONS = "32"  # queues between host and CUDA device: with 8, streams of different runs wait for each other
 MemberRun = Callable[[StopRequest], Run]
 
@@ -37,9 +37,8 @@ def is_shared(e: Experiment, device: str) -> bool:
     """Whether runs like this one are quicker side by side.
 
     On the CPU they are where the time goes into the clients' probe rows, and where it goes into what surrounds a local
-    step of small layers; on a CUDA device, where one run does not keep the device busy and the environment variable
-    FEDVECA_CUDA_POPULATION is 1. On Ray and in the debug engine, runs are one after another. So are tracked ones: some
-    trackers have one run at a time.
+    step of small layers; on a CUDA device, where one run does not keep the device busy. On Ray and in the debug engine,
+    runs are one after another. So are tracked ones: some trackers have one run at a time.
     """
     probed = count_probe_rows(e)
     rows = device == "cpu" and e.model in _LINEAR and (probed == 0 or probed >= _MANY_ROWS)
@@ -49,7 +48,7 @@ def is_shared(e: Experiment, device: str) -> bool:
 def shares_steps(e: Experiment, device: str) -> bool:
     """Whether runs of any seed are quicker side by side: they take their local steps together, or share a device."""
     if device == "cuda":
-        return os.environ.get(CUDA_VARIABLE) == "1" and e.model in _SMALL and _is_free(e)
+        return e.model in _SMALL and _is_free(e)
     return e.model in _LAYERED and e.precision == "float32" and not e.augment and _is_free(e)
 
 
@@ -64,9 +63,11 @@ class _Abandoned(BaseException):
 class _Member:
     """One run in a thread of its own, which is awake only during its turn."""
 
-    def __init__(self, run: MemberRun, stop: StopRequest, threads: int, members: int, device: str) -> None:
+    def __init__(
+        self, run: MemberRun, stop: StopRequest, threads: int, members: int, device: str, disk: ThreadPoolExecutor
+    ) -> None:
         self.run, self.stop, self.threads, self.device = run, stop, threads, device
-        self.meeting = Meeting(self._ask, members, joins=device == "cpu")
+        self.meeting = Meeting(self._ask, members, device == "cpu", disk)
         self.request: MeetingRequest | None = None
         self.answer: object = None
         self.result: Run | None = None
@@ -159,27 +160,31 @@ def run_population(runs: Sequence[MemberRun], stop: StopRequest, device: str = "
 
     if device == "cuda" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
-    threads = torch.get_num_threads()
+    threads, disk = torch.get_num_threads(), ThreadPoolExecutor(max(1, len(runs)))
     for i, run in enumerate(runs):
         may_stop: StopRequest = lambda i=i: stop() or has_failed(i)  # type: ignore[misc]  # noqa: E731
-        members.append(_Member(run, may_stop, threads, len(runs), device))
-    pool, live = ThreadPool(), list(members)
+        members.append(_Member(run, may_stop, threads, len(runs), device, disk))
+    pool, ready = ThreadPool(), list(members)
     try:
-        while live:
-            for member in live:
+        while ready:
+            for member in ready:
                 if member.begun or not has_failed(members.index(member)):
                     member.take_turn()
                 else:
                     member.done = True  # as in runs one after another, it is never begun
-            live = [member for member in live if not member.done]
-            waiting = [(member, member.request) for member in live if member.request is not None]
-            answers = answer_requests([request for _, request in waiting], pool)
-            for (member, _), found in zip(waiting, answers, strict=True):
+            asking = [(member, member.request) for member in members if member.request is not None]
+            paused = [one for one in asking if isinstance(one[1], Pause)]
+            asking = paused or asking  # what can be joined waits until all runs ask for it
+            answers = answer_requests([request for _, request in asking], pool)
+            for (member, _), found in zip(asking, answers, strict=True):
                 member.answer = found
+            ready = [member for member, _ in asking]
     except BaseException:
         for member in members:
             member.abandon()
         raise
+    finally:
+        disk.shutdown()
     errors = [member.error for member in members if member.error is not None]
     if errors:
         raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])

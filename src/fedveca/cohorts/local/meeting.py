@@ -6,13 +6,15 @@ over it while it is in the cache. A model's numbers are computed by the same ope
 they are the same bytes. The local steps of small models are taken together: see `fedveca.cohorts.local.joint`.
 
 On a CUDA device nothing is joined: there the runs take turns at giving the device work, so that it computes for the
-others while one of them reads its results and writes its files.
+others while one of them reads its results. On any device the others go on while one waits for the disk.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar, cast
 
@@ -23,6 +25,7 @@ from fedveca.cohorts.local.joint import PassWalk, take_alone, take_together
 from fedveca.cohorts.local.probe import ProbedModel, ProbePasses
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows, make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
+from fedveca.safe_files import wait_for_disk
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.problem import Problem
@@ -77,20 +80,20 @@ def answer_probes(requests: Sequence[ProbeRequest], pool: ThreadPool) -> list[Pr
     return found
 
 
-class DeviceWait(NamedTuple):
-    """A run is about to wait for its CUDA device; nothing is asked but that the others have their turns before."""
+class Pause(NamedTuple):
+    """A run is about to wait for a device or a disk; nothing is asked but that the others have their turns before."""
 
 
-MeetingRequest = ProbeRequest | PassWalk[object] | DeviceWait
+MeetingRequest = ProbeRequest | PassWalk[object] | Pause
 
 
 def answer_requests(requests: Sequence[MeetingRequest], pool: ThreadPool) -> list[object]:
-    """What each request has found, in their order; None of a wait."""
+    """What each request has found, in their order; None of a pause."""
     probes = [request for request in requests if isinstance(request, ProbeRequest)]
-    walks = [request for request in requests if not isinstance(request, ProbeRequest | DeviceWait)]
+    walks = [request for request in requests if not isinstance(request, ProbeRequest | Pause)]
     found, walked = iter(answer_probes(probes, pool)), iter(take_together(walks) if walks else [])
     return [
-        None if isinstance(request, DeviceWait) else next(found if isinstance(request, ProbeRequest) else walked)
+        None if isinstance(request, Pause) else next(found if isinstance(request, ProbeRequest) else walked)
         for request in requests
     ]
 
@@ -102,14 +105,33 @@ class Meeting:
         ask: Waits until the other runs have asked too, and returns the answer.
         members: How many runs there are.
         joins: Whether probes and passes of several runs are computed together; else the runs only take turns.
+        disk: Threads that wait for the disk, so that the others can go on.
     """
 
-    def __init__(self, ask: Callable[[MeetingRequest], object], members: int = 1, joins: bool = True) -> None:
-        self.ask, self.members, self.joins = ask, members, joins
+    def __init__(
+        self,
+        ask: Callable[[MeetingRequest], object],
+        members: int = 1,
+        joins: bool = True,
+        disk: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.ask, self.members, self.joins, self.disk = ask, members, joins, disk
 
     def enter(self) -> None:
         """From now on, the run of this thread is part of it."""
         _meeting.set(self)
+        wait_for_disk.set(self.sync_file)
+
+    def sync_file(self, handle: int) -> None:
+        """As os.fsync, while the others go on."""
+        if self.disk is None:
+            return os.fsync(handle)
+        done = self.disk.submit(os.fsync, handle)
+        try:
+            self.ask(Pause())
+        finally:
+            wait([done])  # also where the run is over
+        return done.result()
 
 
 _meeting: ContextVar[Meeting | None] = ContextVar("meeting", default=None)
@@ -136,7 +158,7 @@ def wait_for_device() -> None:
     """To be called before results are read from a CUDA device: the other runs of the population have their turns."""
     meeting = _meeting.get()
     if meeting and not meeting.joins:
-        meeting.ask(DeviceWait())
+        meeting.ask(Pause())
 
 
 def count_members() -> int:
