@@ -39,5 +39,5 @@ def open_new(path: Path) -> int:
 
 
 def sync_file(handle: int) -> None:
-    """Waits until what was written is on the disk; of several runs in a process the others go on meanwhile."""
+    """Waits until what was written is on the disk; of several runs in a process the others continue meanwhile."""
     (wait_for_disk.get() or os.fsync)(handle)

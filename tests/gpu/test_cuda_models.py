@@ -23,6 +23,7 @@ from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.partition import partition
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+NO_ADVICE = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # these tests are exact on purpose
 E = Experiment(method="fedveca", data="digits", rounds=3, batch=16, lr=0.01, clients=5, tau_0=5, participation=0.6)
 
 
@@ -116,6 +117,7 @@ def test_augmentation_is_captured_and_follows_the_seed(text: str) -> None:
     assert float((first - augmented("")).abs().max()) > 1e-4
 
 
+@NO_ADVICE
 def test_a_fused_model_gets_the_same_augmented_rows() -> None:
     eager, fused = (augmented("crop:4,flip,cutout:8", compiled=compiled) for compiled in (False, True))
     assert float((eager - fused).abs().max()) < 1e-4
@@ -159,6 +161,7 @@ def test_the_captured_probe_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None
         assert float((here[0] - there[0]).abs().max()) < 1e-4
 
 
+@NO_ADVICE
 @pytest.mark.parametrize("algorithm", [FedAvg(0.002), FedVeca(0.002), Scaffold(0.002)], ids=lambda a: type(a).__name__)
 def test_a_fused_model_gives_the_same(algorithm: Algorithm) -> None:
     eager, fused = train(algorithm, "cuda"), train(algorithm, "cuda", compiled=True)

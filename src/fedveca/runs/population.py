@@ -5,7 +5,7 @@ A run goes on until it needs what others may need too, and waits. When all wait,
 runs one after another.
 
 On a CUDA device each run has a stream of its own and waits where it would wait for the device: meanwhile the others
-give the device their work. On any device they go on while a run waits for the disk.
+give the device their work. On any device they continue while a run waits for the disk.
 """
 
 from __future__ import annotations

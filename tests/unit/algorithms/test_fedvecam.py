@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,9 +70,10 @@ def test_two_rounds_by_hand() -> None:
     one = report([2.0, 0.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
     start, first, second = follow(a, [2, 6], one, one)
     assert a.order(start).w.tolist() == [1, 2]  # without a momentum yet, the model itself
-    assert (first.w.tolist(), first.m.tolist()) == ([0, 2], [-1, 0])
-    assert a.order(first).w.tolist() == [-0.25, 2]  # ahead of w by a quarter of the last move
-    assert (second.m.tolist(), second.w.tolist()) == ([-1.25, 0], [-1.25, 2])
+    assert (first.z.tolist(), first.w.tolist(), first.m.tolist()) == ([0, 2], [0, 2], [-1, 0])
+    assert a.order(first).w.tolist() == [-0.25, 2]  # ahead of z by a quarter of the last move
+    assert (second.m.tolist(), second.z.tolist()) == ([-1.25, 0], [-1.25, 2])
+    assert second.w.tolist() == pytest.approx([-1.25 * 9 / 10, 2])  # z_1 counts 8!, and z_2 nine times as much
     assert second.v_last.tolist() == [-0.25, 2]
     assert first.tau.tolist() == [2, 6]  # of the first round nothing is known that A could be made of
     # A is 1 : 4, so (16) gives 20 and 2 steps; by rows 5 : 1.5 of the 8 steps that the settings gave
@@ -115,10 +118,11 @@ def test_after_a_shorter_step_the_momentum_is_still_the_servers_last_move(scale:
     one = report([2.0, -1.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
     _, before, after = follow(a, [2, 6], one, one)
     short = a.shorten(before, after, scale)
-    assert torch.allclose(short.w - before.w, scale * (after.w - before.w))
-    assert torch.allclose(short.m, short.w - before.w)
+    assert torch.allclose(short.z - before.z, scale * (after.z - before.z))
+    assert torch.allclose(short.m, short.z - before.z)
+    assert torch.allclose(short.w, 0.1 * before.w + 0.9 * short.z)  # of two points
     assert not short.m.equal(after.m)
-    others = set(FedVecaMState._fields) - {"w", "m"}
+    others = set(FedVecaMState._fields) - {"w", "z", "m"}
     assert all(getattr(short, name).equal(getattr(after, name)) for name in others)
 
 
@@ -129,18 +133,41 @@ def test_without_lookahead_only_the_total_of_the_steps_differs_from_corrected() 
     rival = corrected.init(torch.tensor([1.0, 2.0]), torch.tensor([2, 6]))
     for state in states[1:]:
         rival, _ = corrected.update(rival, torch.arange(2), P, one)
-        assert torch.allclose(state.w, rival.w)
-        assert a.order(state).w.equal(state.w)
+        assert torch.allclose(state.z, rival.w)
+        assert a.order(state).w.equal(state.z)
         assert torch.allclose(state.c, rival.c)
         assert torch.allclose(state.log_A, rival.log_A, equal_nan=True)
     assert (states[-1].tau.tolist(), rival.tau.tolist()) == ([6, 2], [10, 3])
+
+
+def test_the_model_is_an_average_in_which_late_points_count_most() -> None:
+    """z_j counts j (j + 1) ... (j + 7); the initial model counts nothing."""
+    a, moves = FedVecaM(0.1), ([2.0, 0.0], [-1.0, 1.0], [0.5, 3.0], [0.0, -2.0])
+    _, *states = follow(a, [2, 6], *(report(G, [2, 6], [1.0, 2.0], [1.0, 1.0]) for G in moves))
+    for k in range(1, 5):
+        weight = torch.tensor([math.prod(range(j, j + 8)) for j in range(1, k + 1)], dtype=torch.float64)
+        points = torch.stack([state.z for state in states[:k]]).double()
+        assert torch.allclose(states[k - 1].w.double(), weight @ points / weight.sum(), atol=1e-6)
+    assert not torch.allclose(states[-1].w, states[-1].z)
+
+
+def test_another_end_of_the_servers_step_is_what_the_average_takes_in() -> None:
+    """As where a server optimiser takes the step: the state's point and its average are those of the new end."""
+    one = report([2.0, -1.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
+    a = FedVecaM(0.1)
+    _, before, after = follow(a, [2, 6], one, one)
+    point = torch.tensor([7.0, -3.0])
+    moved = a.relocate(before, after, point)
+    assert a.locate(moved).equal(point)
+    assert torch.allclose(moved.w, 0.1 * before.w + 0.9 * point)
+    assert a.locate(before).equal(before.z)
 
 
 def test_the_lookahead_rises_in_the_first_rounds() -> None:
     """lambda_k is k / (k + 3), at most the setting."""
     a, zero = FedVecaM(0.1, lookahead=0.6), report([0.0, 0.0], [2, 6], [1.0, 2.0], [1.0, 1.0])
     states = [state._replace(m=torch.tensor([1.0, 0.0])) for state in follow(a, [2, 6], *[zero] * 5)]
-    ahead = [float((a.order(state).w - state.w)[0]) for state in states]
+    ahead = [float((a.order(state).w - state.z)[0]) for state in states]
     assert ahead == pytest.approx([0, 1 / 4, 2 / 5, 3 / 6, 4 / 7, 0.6])
     moves = [float(a.update(state, torch.arange(2), P, zero)[0].m[0]) for state in states]
     assert moves == pytest.approx(ahead)  # what is continued is what the clients started ahead by

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fedveca import run
+from fedveca.runs.schema import get_number
 from fedveca.tasks.datasets.dataset import load
 from studies.rivals import results, swings
 from studies.rivals.cases import TEST_ROWS, count_test_rows, group_cases, keep_complete, list_cases, name_rival
 from studies.rivals.grid import compare_grid, find_rate_loss, index_grid, list_cells, make_grid_table
-from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, read_cases
+from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, make_rival, read_cases
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "choose.md").read_text("utf-8")
@@ -78,33 +80,22 @@ def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[st
             said = rf"`{verdict.case}`[^`]*{name_rival(lead.rival)} is ahead by {-lead.lead:.2f} points"
             assert re.search(said, PAGE), said
     full, part = standings["all clients"], standings["a fifth"]
-    assert (full[0].method, part[0].method) == ("fedadam", "fedvecam")
-    assert f"FedAdam has the smallest mean distance from the best there, {full[0].distance:.2f} points" in PAGE
-    assert f"FedVecaM has {find(full, 'fedvecam').distance:.2f} because of that run" in PAGE
+    assert (full[0].method, part[0].method) == ("fedvecam", "fedvecam")
+    assert f"FedVecaM has the smallest mean distance from the best there, {full[0].distance:.2f} points" in PAGE
+    assert f"; FedAdam has {find(full, 'fedadam').distance:.2f}." in PAGE
     assert f"FedVecaM is nearest to the best there, {part[0].distance:.2f} points from it on average" in PAGE
-
-
-def test_the_run_whose_network_died_is_named(units: list[Unit]) -> None:
-    (unit,) = (unit for unit in units if (unit["case"], unit["method"]) == ("cnn-case3", "fedvecam"))
-    (dead,) = (seed for seed, run in unit["runs"].items() if run["last"] < 15)
-    others = [run["last"] for seed, run in unit["runs"].items() if seed != dead]
-    assert f"nine of its ten runs end at {min(others):.1f} to {max(others):.1f} %, and one, seed {dead}, at " in PAGE
-    assert f"at {unit['runs'][dead]['last']:.2f} %, so that the mean is the lowest of all" in PAGE
-    mean = {
-        u["method"]: statistics.fmean(r["last"] for r in u["runs"].values()) for u in units if u["case"] == unit["case"]
-    }
-    assert min(mean, key=mean.__getitem__) == "fedvecam"
-    (fedavg,) = (unit for unit in units if (unit["case"], unit["method"]) == ("cnn-case3", "fedavg"))
-    assert fedavg["settings"] == unit["settings"] == {"lr": 0.1}
-    reached = fedavg["runs"][dead]["last"]
-    assert f"seed {dead}, at 0.1, where FedAvg with the same rate ends at {reached:.2f} %" in PAGE
+    (cifar,) = (one for one in results.judge_cases(units, "last") if one.case == "cifar-dirichlet05-partial")
+    assert len(cifar.ahead) == len(RIVALS) - 1
+    (unit,) = (unit for unit in units if (unit["case"], unit["method"]) == (cifar.case, "fedvecam"))
+    mean = statistics.fmean(run["last"] for run in unit["runs"].values())
+    assert f"FedVecaM has {mean:.2f} % and is ahead of all ten rivals beyond chance" in PAGE
 
 
 def test_other_methods_are_judged_in_the_same_way(
     units: list[Unit], standings: dict[str, list[results.Standing]]
 ) -> None:
     ranked = standings["all"]
-    said = " for SCAFFOLD tuned, 12 for FedACG, 13 for FedAdam, 12 for FedDyn and 8 for SCAFFOLD."
+    said = " for SCAFFOLD tuned, 11 for FedACG, 12 for FedAdam, 11 for FedDyn and 8 for SCAFFOLD."
     named = ("scaffold tuned", "fedacg", "fedadam", "feddyn", "scaffold")
     level = [find(ranked, method).level for method in named]
     assert f"on {level[0]} of {len(list_cases(units))} cases{said}" in PAGE
@@ -126,9 +117,9 @@ def test_what_a_rate_and_a_method_cost(units: list[Unit], standings: dict[str, l
     loss = {method: find_rate_loss(units, method, list_cases(units)) for method in GRID}
     assert sorted(loss, key=lambda method: loss[method]) == ["fedvecam", "fedavg", "scaffold"]
     near, far = standings["all"][0], standings["all"][-1]
-    assert (near.method, far.method) == ("fedacg", "fedveca")
+    assert (near.method, far.method) == ("fedvecam", "fedveca")
     assert f"a rate costs {loss['fedvecam']:.1f} points (FedVecaM) to {loss['scaffold']:.1f} points (SCAFFOLD)" in PAGE
-    assert f"a method costs {near.distance:.1f} points (FedACG) to {far.distance:.1f} points (FedVeca)" in PAGE
+    assert f"a method costs {near.distance:.1f} points (FedVecaM) to {far.distance:.1f} points (FedVeca)" in PAGE
     assert (
         f"a rate is {loss['fedvecam']:.2f} points from the best one on average, {loss['fedavg']:.2f} for FedAvg and "
         f"{loss['scaffold']:.2f} for SCAFFOLD" in PAGE
@@ -147,7 +138,9 @@ def test_what_to_take_where_nobody_tunes(units: list[Unit]) -> None:
 
     for rate in RATES[:-1]:
         assert mean("fedvecam", others, rate) > max(mean(method, others, rate) for method in GRID[1:])
-    assert max(RATES, key=lambda rate: mean("fedvecam", others, rate)) == 0.03
+    best = max(mean("fedvecam", others, rate) for rate in RATES)
+    assert [rate for rate in RATES if mean("fedvecam", others, rate) > best - 0.05] == [0.03, 0.1]
+    assert f"`lr=0.03` or 0.1 for a linear model or a network of dense layers ({best:.2f} % with both)" in PAGE
     for rate in RATES[:-1]:
         assert mean("fedvecam", cnn, rate) > max(mean(method, cnn, rate) for method in GRID[1:])
     assert max(RATES, key=lambda rate: mean("fedvecam", cnn, rate)) == 0.01
@@ -156,17 +149,27 @@ def test_what_to_take_where_nobody_tunes(units: list[Unit]) -> None:
 def test_where_fedvecam_fails_and_others_do_not(units: list[Unit]) -> None:
     grid, against = index_grid(units), {rival: compare_grid(units, rival) for rival in GRID[1:]}
     fedavg, scaffold = against["fedavg"], against["scaffold"]
-    assert fedavg.diverged == scaffold.diverged == []
     count = len(grid["fedvecam"])
     assert fedavg.failed == scaffold.failed == []
-    assert f"Never, in {count} runs: neither by that definition nor by its results." in PAGE
-    svms = [
-        sum(cell.case.startswith("svm") and cell.rate in ("0.1", "0.3") for cell in a.spared) for a in against.values()
+    assert f"Not by its results, in {count} runs." in PAGE
+    assert [(cell.case, cell.rate) for cell in fedavg.diverged] == [
+        ("cifar-case3", "0.3"),
+        ("cifar-dirichlet05-partial", "0.1"),
     ]
-    assert svms[0] == len(fedavg.spared)
-    assert f"FedAvg fails in {svms[0]} runs in which FedVecaM does not, all of them SVMs at 0.1 or 0.3" in PAGE
-    cnns = sum(cell.case.startswith(("cnn", "cifar")) for cell in scaffold.spared)
-    assert f"SCAFFOLD in {len(scaffold.spared)}, of which {svms[1]} are such SVMs and {cnns} CNNs" in PAGE
+    ends = [grid["fedavg"][cell]["last"] for cell in fedavg.diverged]
+    assert f"FedAvg's runs end at {ends[0]:.2f} and {ends[1]:.2f} % there" in PAGE
+    svms, cnns = (
+        [sum(cell.case.startswith(names) for cell in a.spared) for a in against.values()]
+        for names in ("svm", ("cnn", "cifar"))
+    )
+    assert {cell.rate for cell in fedavg.spared} == {"0.3"}
+    assert {cell.rate for cell in scaffold.spared if cell.case.startswith("svm")} == {"0.1", "0.3"}
+    said = (
+        f"FedAvg fails in {len(fedavg.spared)} runs in which FedVecaM does not, of which {svms[0]} are SVMs at 0.3 and"
+    )
+    assert f"{said} {cnns[0]} is a CNN" in PAGE
+    said = f"SCAFFOLD in {len(scaffold.spared)}, of which {svms[1]} are SVMs at 0.1 or 0.3 and {cnns[1]} CNNs"
+    assert said in PAGE
     assert f"ahead of FedAvg in {fedavg.ahead} of {count} runs and more than a point behind in {fedavg.behind}" in PAGE
     assert f"for SCAFFOLD it is {scaffold.ahead} and {scaffold.behind}" in PAGE
 
@@ -179,9 +182,13 @@ def test_how_far_runs_end_below_their_best_round(units: list[Unit]) -> None:
         assert not runs or re.search(rf"\b{runs} on `?{case}\b", PAGE), case
     few = sum(runs for case, runs in far.items() if count_test_rows(case) < 450)
     assert f"{few} of the {total} runs are on cases with fewer than 450 test rows" in PAGE
-    cifar = sum(runs for case, runs in far.items() if case.startswith("cifar"))
-    assert cifar == total - few - 2
-    assert f"The {cifar} runs on CIFAR-10 and the two on MNIST" in PAGE
+    assert total - few == far["cifar-case3"] == 3
+    lost = sorted(swings.list_swings(units, "cifar-case3", "fedvecam"))[-3:]
+    assert f"On `cifar-case3` the three runs are {lost[0]:.1f} to {lost[2]:.1f} points below" in PAGE
+    mean = {c: statistics.fmean(swings.list_swings(units, c, "fedvecam")) for c in far}
+    held = [value for value in mean.values() if value <= swings.FAR]
+    assert (len(held), mean["heart"] > swings.FAR) == (len(far) - 1, True)
+    assert f"true on {len(held)} of the {len(far)} cases, on which the largest is {max(held):.2f} points" in PAGE
     below = {m: sum(swings.count_far(swings.list_swings(units, c, m)) for c in far) for m in swings.list_rivals()}
     low, high = min(below, key=below.__getitem__), max(below, key=below.__getitem__)
     assert (low, high) == ("scaffold", "fedexp")
@@ -191,6 +198,22 @@ def test_how_far_runs_end_below_their_best_round(units: list[Unit]) -> None:
     assert f"end {theirs:.2f} points below their best rounds on average, FedVecaM's {ours:.2f}" in PAGE
     small, large = (100 * math.sqrt(0.05 / count_test_rows(case)) for case in ("heart", "cifar-case3"))
     assert f"{small:.2f} points with heart's 254 rows, and {large:.2f} with 10,000" in PAGE
+
+
+def test_on_heart_disease_training_on_all_rows_in_one_place_ends_below_its_best_round_too() -> None:
+    """So no method that minimises the training loss ends near its best round there."""
+    below = []
+    for seed in SEEDS[:3]:
+        e = make_rival("heart", "fedavg", {"lr": 0.01}, seed).replace(method="centralised")
+        done = run(e, device="cpu")
+        accuracy = [100 * (get_number(record, "test_accuracy") or 0.0) for record in done.rounds]
+        best = accuracy.index(max(accuracy))
+        losses = [get_number(record, "train_loss") or math.inf for record in done.rounds]
+        assert best < 25
+        assert losses[-1] < losses[best]
+        below.append(accuracy[best] - accuracy[-1])
+    said = f"seeds 501 to 503, ends {min(below):.1f} to {max(below):.1f} points below its best round"
+    assert said in PAGE
 
 
 def test_test_rows_are_those_of_the_data() -> None:
@@ -244,6 +267,8 @@ def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[resul
         f"on {level['all clients']} of {count['all clients']} where all clients take part, and on {level['a fifth']} "
         f"of {count['a fifth']} with a fifth of them per round" in readme
     )
-    assert standings["all"][0].method == "fedacg"
-    assert "FedACG is nearest to the best over all 17" in readme
+    near, then = standings["all"][:2]
+    assert (near.method, then.method) == ("fedvecam", "fedacg")
+    assert f"nearest to the best over all {count['all']}, {near.distance:.2f} points on average" in readme
+    assert f"FedACG has {then.distance:.2f}" in readme
     assert f"{count['data of the choice']} of the cases have data on which it was chosen" in readme

@@ -19,6 +19,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the interprete
 SHAPES = [(3, 1, 6, 14), (2, 3, 8, 8), (3, 32, 4, 4)]  # the last block of pixels is not full
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_in_the_interpreter() -> None:

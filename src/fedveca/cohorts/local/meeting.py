@@ -6,7 +6,7 @@ over it while it is in the cache. A model's numbers are computed by the same ope
 they are the same bytes. The local steps of small models are taken together: see `fedveca.cohorts.local.joint`.
 
 On a CUDA device nothing is joined: there the runs take turns at giving the device work, so that it computes for the
-others while one of them reads its results. On any device the others go on while one waits for the disk.
+others while one of them reads its results. On any device the others continue while one waits for the disk.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Meeting:
         ask: Waits until the other runs have asked too, and returns the answer.
         members: How many runs there are.
         joins: Whether probes and passes of several runs are computed together; else the runs only take turns.
-        disk: Threads that wait for the disk, so that the others can go on.
+        disk: Threads that wait for the disk, so that the others can continue.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Meeting:
         wait_for_disk.set(self.sync_file)
 
     def sync_file(self, handle: int) -> None:
-        """As os.fsync, while the others go on."""
+        """As os.fsync, while the others continue."""
         if self.disk is None:
             return os.fsync(handle)
         done = self.disk.submit(os.fsync, handle)
