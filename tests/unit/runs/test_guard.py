@@ -22,7 +22,10 @@ from fedveca.algorithms.registry import methods
 from fedveca.cohorts.client_memory import NodeLedger
 from fedveca.runs.build import build
 from fedveca.runs.checkpoint import load_checkpoint, make_guard
+from fedveca.runs.client_evaluation import ModelEvaluator
+from fedveca.runs.evaluate import Keeper
 from fedveca.runs.experiment import Experiment
+from fedveca.runs.federate import evaluate_loss
 from fedveca.runs.folder import Run
 from fedveca.runs.folder_writer import LAST
 from fedveca.runs.guard import CALM, IDLE, MOST_FAILURES, GuardNumbers, TrainingGuard, is_guarded, restore_numbers
@@ -375,6 +378,34 @@ def test_the_last_model_is_the_best_one_where_the_run_ends_in_trouble() -> None:
     assert cut.summary["warnings"][-1].endswith(f"so the model after round {best} takes its place")
     assert cut.summary["kept"] == cut.summary["last"]
     assert cut.summary["last"]["test_loss"] == cut.rounds[best - 1]["test_loss"]
+
+
+def test_an_earlier_model_replaces_the_last_one_only_where_its_own_loss_is_lower() -> None:
+    guard = TrainingGuard(torch.tensor([1.0, 2.0]), torch.ones(1))
+    guard.numbers = GuardNumbers(start=2.0, lowest=0.5, best_round=3)  # as clients reported it
+    keeper = Keeper("last", ServerState(ZERO, torch.ones(1)), round=9, guard=guard)
+    for own in (1.0, 1.2):
+        assert keeper.end_at_best(1.0, lambda own=own: own) == ""  # type: ignore[misc]
+    assert (keeper.round, keeper.model.tolist()) == (9, [0, 0])
+    assert keeper.end_at_best(1.0, lambda: 0.9).endswith("so the model after round 3 takes its place")
+    assert (keeper.round, keeper.model.tolist()) == (3, [1, 2])
+
+
+def test_at_the_end_models_are_evaluated_themselves_and_not_where_a_momentum_leads() -> None:
+    built = build(Experiment(method="fedvecam", rounds=2, clients=3, batch=8))
+    guard, evaluator = make_guard(built), ModelEvaluator(built, "cpu")
+    assert guard
+    guard.best = built.state.w + 0.1
+    state = built.state._replace(k=torch.tensor(5), m=torch.ones_like(built.state.w), z=built.state.w + 0.3)
+    keeper = Keeper("best", state, round=1, guard=guard)
+
+    def find(model: Tensor) -> float:
+        order = built.algorithm.order(built.state)._replace(w=model)
+        return evaluate_loss(built.cohort, order, 1, torch.arange(3))
+
+    assert evaluator.find_last_loss(keeper) == find(state.w)
+    assert evaluator.find_best_loss(keeper) == find(guard.best)
+    assert len({find(model) for model in (state.w, guard.best, state.z, built.algorithm.order(state).w)}) == 4
 
 
 def test_running_statistics_go_back_with_the_model() -> None:
