@@ -73,7 +73,10 @@ def test_some_of_it(shrink: Shrink, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "here"
     argv = ["reproduce", "all", "--tasks", "svm-mnist", "--seeds", "1", "--out", "here"]
     assert main([*argv, "--device", "cpu"]) == 0
-    assert "run 6 of 6: centralised seed 0  accuracy " in capsys.readouterr().err
+    said = re.findall(r"run (\d) of 6: (\w+) seed 0  accuracy ", capsys.readouterr().err)
+    assert [number for number, _ in said[:6]] == list("123456")  # in the order in which they end
+    names = {"fedveca", "fedavg", "fedprox", "fednova", "scaffold", "centralised"}
+    assert {method for _, method in said[:6]} == names
     assert {path.name for path in out.iterdir()} == {"results", "report.html", *SVM}
     content = json.loads((out / "results" / "table1.json").read_text())
     assert content["command"] == "fedveca reproduce table1 --seeds 1 --tasks svm-mnist"
