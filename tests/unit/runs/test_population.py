@@ -27,7 +27,7 @@ from fedveca.algorithms.fedprox import FedProx
 from fedveca.algorithms.registry import load_method, methods
 from fedveca.cohorts.local import meeting
 from fedveca.cohorts.local.joint import PassWalk
-from fedveca.cohorts.local.meeting import ProbeRequest
+from fedveca.cohorts.local.meeting import Pause, ProbeRequest
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError
 from fedveca.runs import pool, population
@@ -444,6 +444,21 @@ def test_while_a_run_waits_for_the_disk_the_others_go_on(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda handle: (together.wait(), sync(handle)))
     done = complete_runs(plans([replace(MLP, method="fedavg", lr=0.1 * n) for n in (1, 2, 3)], tmp_path), never)
     assert [len(each.rounds) for each in done] == [MLP.rounds] * 3
+
+
+def test_a_run_that_waits_for_the_disk_more_often_still_takes_its_steps_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCAFFOLD has one file more than FedAvg; no walk through local steps is answered without the other's."""
+    walks: list[int] = []
+
+    def count(requests: Requests, threads: ThreadPool) -> list[Any]:
+        walks.append(sum(not isinstance(one, Pause) for one in requests))
+        return meeting.answer_requests(requests, threads)
+
+    monkeypatch.setattr(population, "answer_requests", count)
+    complete_runs(plans([replace(MLP, method=name) for name in ("fedavg", "scaffold")], tmp_path), never)
+    assert {number for number in walks if number} == {2}
 
 
 def test_a_disk_that_is_full_ends_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
