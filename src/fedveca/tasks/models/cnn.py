@@ -42,9 +42,8 @@ def _pool(x: Tensor, conv: nn.Conv2d, channels_last: bool = True) -> Tensor:
     Kernels of our own give it in the order `channels_last` says; PyTorch's in the one that they choose.
     """
     assert conv.bias is not None
-    kernels = (
-        _import_kernels() if x.is_cuda and not torch.compiler.is_compiling() else None
-    )  # a compiler fuses it itself
+    apart = x.is_cuda and not torch.compiler.is_compiling()  # a compiler fuses it itself
+    kernels = _import_kernels() if apart else None
     if kernels and kernels.fits(x, conv.weight):
         return kernels.conv_pool(x, conv.weight, conv.bias, channels_last=channels_last)  # type: ignore[no-any-return]
     x = nn.functional.conv2d(x, conv.weight, padding=2)
