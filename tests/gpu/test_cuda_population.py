@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +30,7 @@ SETTINGS = {
     "participation": {"participation": 0.5},
     "faults": {"faults": "drop:0.3,scale:0.3:-2", "aggregate": "clip"},
     "guard": {"guard": "on", "lr": 0.5},
+    "checkpoints": {"checkpoint_every": 3, "participation": 0.8, "faults": "drop:0.2"},
     "recipe": {"momentum": 0.9, "server_optimizer": "adam", "lr_schedule": "cosine"},
     "validation": {"val": 0.2, "test_by": "both", "finetune_steps": 1, "clients": 2},
 }
@@ -89,6 +95,37 @@ def stop_after(calls: int) -> Callable[[], bool]:
     """Who asks to stop once it was asked so often."""
     asked = iter(range(calls))
     return lambda: next(asked, None) is None
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from fedveca.runs.experiment import read_experiment
+from fedveca.runs.pool import RunPlan, complete_runs
+e, out = read_experiment(Path(sys.argv[1]).read_text("utf-8")), Path(sys.argv[2])
+names = ("fedavg", "scaffold", "fedveca")
+complete_runs([RunPlan(e.replace(method=name), out / name, "cuda") for name in names], lambda: False)
+"""
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_a_population_that_was_killed_resumes(model: str, tmp_path: Path) -> None:
+    e = E.replace(model=model, rounds=60, participation=0.8, faults="drop:0.2", lr=0.05 if model == "mlp" else 0.01)
+    names, out, settings = ("fedavg", "scaffold", "fedveca"), tmp_path / "all", tmp_path / "experiment.toml"
+    settings.write_text(e.toml(), "utf-8")
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(settings), str(out)])
+    lines, limit = out / "fedveca" / "rounds.jsonl", time.monotonic() + 120
+    while not lines.exists() or lines.read_text("utf-8").count("\n") < 5:
+        assert time.monotonic() < limit
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not any((out / name / "summary.json").exists() for name in names)  # all three were under way
+    complete_runs([RunPlan(replace(e, method=name), out / name, "cuda") for name in names], never)
+    for name in names:
+        run(replace(e, method=name), tmp_path / name, device="cuda")
+        check_alike(out / name, tmp_path / name)
 
 
 def test_the_precision_of_products_is_what_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What an average like FedVecaM's gives to its rivals: `python -m studies.rivals.averaged digits-case3 --out a.json`.
+
+FedVecaM's model is an average of the server's points. Here the models of other methods are averaged with the same
+weights. The rules are those of the study (`studies.rivals.run`): rows, rates tried, seeds; each method's rate is chosen
+on seed 601 for its averaged model, on the rows held back. The runs themselves do not change, only what they return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from fedveca.runs.build import build
+from fedveca.runs.client_evaluation import ModelEvaluator
+from fedveca.runs.federate import Diverged, federate
+from fedveca.runs.schema import get_number
+from studies.rivals.averages import average_points
+from studies.rivals.run import SEEDS, TUNING_SEED, list_tuned, make_rival, read_cases
+
+METHODS = ("fedavg", "scaffold tuned", "fedacg")
+FACTORS = 8  # as in FedVecaM
+
+
+class AveragedUnit(TypedDict):
+    """A method on a case, its model an average."""
+
+    case: str
+    method: str
+    settings: dict[str, Any]
+    runs: dict[str, float]  # test accuracy of the last average in per cent, by seed
+
+
+def find_accuracy(case: str, method: str, settings: dict[str, Any], seed: int, device: str, val: float) -> float:
+    """Of the last average in per cent: on the rows held back where there are any, else on the test rows."""
+    built = build(make_rival(case, method, settings, seed).replace(val=val), device)
+    e, evaluator = built.experiment, ModelEvaluator(built, device)
+    states = federate(built.algorithm, built.cohort, built.state, e.rounds, participation=e.participation, seed=e.seed)
+    points, state = [], built.state
+    try:
+        for k, (state, _) in enumerate(states):
+            points.append((k + 1, state.w))
+    except Diverged:
+        return 0.0
+    found = evaluator.describe(e.rounds, state, average_points(points, FACTORS)[-1])
+    return 100 * (get_number(found, "val_accuracy" if val else "test_accuracy") or 0.0)
+
+
+def measure_averaged(job: tuple[str, str, str]) -> AveragedUnit:
+    """Chooses the settings, then runs the seeds with them."""
+    case, method, device = job
+    torch.set_num_threads(1)
+    tried = list_tuned(method)
+    best = max(tried, key=lambda settings: find_accuracy(case, method, settings, TUNING_SEED, device, 0.1))
+    runs = {str(seed): round(find_accuracy(case, method, best, seed, device, 0.0), 3) for seed in SEEDS}
+    return {"case": case, "method": method, "settings": best, "runs": runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=list(read_cases()), metavar="case")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    units: list[AveragedUnit] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else []
+    known = {(unit["case"], unit["method"]) for unit in units}
+    jobs = [(case, method, args.device) for case in args.cases for method in args.methods.split(",")]
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        for unit in pool.imap_unordered(measure_averaged, [job for job in jobs if job[:2] not in known]):
+            units.append(unit)
+            args.out.write_text(json.dumps(units) + "\n", "utf-8")
+            mean = sum(unit["runs"].values()) / len(unit["runs"])
+            print(f"{unit['case']} {unit['method']} {unit['settings']}: {mean:.2f} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()
