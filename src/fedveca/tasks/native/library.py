@@ -1,0 +1,89 @@
+"""Compiles the C files of this folder on the machine where they run, and loads them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fedveca.tasks.datasets.download import cache
+
+_log = logging.getLogger(__name__)
+
+SWITCH = "FEDVECA_KERNELS"  # "off": PyTorch's operations, as where there is no compiler
+HERE = Path(__file__).parent
+# Sums keep their order: no option lets a compiler change what a line of C means, so NaN and infinity stay what they are.
+FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
+_SECONDS = 120  # that a compiler may take
+
+
+@functools.cache
+def load_kernels(name: str) -> ctypes.CDLL | None:
+    """The functions of the file `name`.c; None where it cannot be compiled here, or is not wanted.
+
+    Calls of its functions release Python's lock, so that threads compute side by side.
+    """
+    compiler = find_compiler()
+    if not compiler or os.environ.get(SWITCH) == "off":
+        return None
+    source = (HERE / f"{name}.c").read_bytes()
+    key = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), describe_machine(compiler)])).hexdigest()[:32]
+    try:
+        return _load(compiler, HERE / f"{name}.c", f"{name}-{key}.so")
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        _log.warning("%s.c was not compiled (%s); PyTorch's operations are used", name, said.strip().partition("\n")[0])
+        return None
+
+
+def find_compiler() -> str | None:
+    """The C compiler that CC names, or cc; None on systems on which the files were not tried."""
+    return shutil.which(os.environ.get("CC") or "cc") if sys.platform == "linux" else None
+
+
+@functools.cache
+def describe_machine(compiler: str) -> bytes:
+    """What a compiled file depends on: the compiler, and the processor that it was compiled for."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    about = Path("/proc/cpuinfo").read_bytes().partition(b"\n\n")[0]
+    wanted = (b"vendor_id", b"cpu family", b"model", b"stepping", b"flags", b"CPU", b"Features")
+    return version + b"\n".join(line for line in about.splitlines() if line.startswith(wanted))
+
+
+def _load(compiler: str, source: Path, name: str) -> ctypes.CDLL:
+    """From the cache, or compiled into it; where there is no folder that is this user's alone, for this process only."""
+    folder = cache() / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usable = _is_private(folder)
+    except OSError:
+        usable = False
+    if not usable:
+        with tempfile.TemporaryDirectory(prefix="fedveca-") as alone:
+            return ctypes.CDLL(str(_compile(compiler, source, Path(alone) / name)))  # stays mapped without its name
+    path = folder / name
+    return ctypes.CDLL(str(path if path.is_file() and _is_private(path) else _compile(compiler, source, path)))
+
+
+def _is_private(path: Path) -> bool:
+    """Whether nobody else can have written there: what is loaded runs with this user's rights."""
+    about = path.stat()
+    return about.st_uid == os.geteuid() and not about.st_mode & 0o022
+
+
+def _compile(compiler: str, source: Path, path: Path) -> Path:
+    """Next to its place, then renamed: several processes may do it at once, and each finds a whole file."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(source), "-o", str(made), "-lm"]
+        subprocess.run(command, capture_output=True, check=True, text=True, timeout=_SECONDS)
+        made.chmod(0o600)
+        os.replace(made, path)
+    return path
