@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 SWITCH = "FEDVECA_KERNELS"  # "off": PyTorch's operations, as where there is no compiler
 HERE = Path(__file__).parent
-# Sums keep their order: no option lets a compiler change what a line of C means, so NaN and infinity stay what they are.
+# No option lets a compiler change the order of sums or what NaN and infinity mean.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 _SECONDS = 120  # that a compiler may take
 
@@ -58,7 +58,7 @@ def describe_machine(compiler: str) -> bytes:
 
 
 def _load(compiler: str, source: Path, name: str) -> ctypes.CDLL:
-    """From the cache, or compiled into it; where there is no folder that is this user's alone, for this process only."""
+    """From the cache, or compiled into it; for this process only where no folder is this user's alone."""
     folder = cache() / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
