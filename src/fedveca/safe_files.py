@@ -10,10 +10,13 @@ import os
 import stat
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-wait_for_disk: ContextVar[Callable[[int], None] | None] = ContextVar("wait_for_disk", default=None)
+leave_turn: ContextVar[Callable[[Callable[[], object]], object] | None] = ContextVar("leave_turn", default=None)
+T = TypeVar("T")
 SECOND_NAME = "has a second name (a hard link)"
 
 
@@ -38,6 +41,12 @@ def open_new(path: Path) -> int:
     return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
+def work_aside(work: Callable[[], T]) -> T:
+    """What `work` returns: hashing and writing, say. Of several runs in a process the others continue meanwhile."""
+    aside = leave_turn.get()
+    return cast(T, aside(work)) if aside else work()
+
+
 def sync_file(handle: int) -> None:
-    """Waits until what was written is on the disk; of several runs in a process the others continue meanwhile."""
-    (wait_for_disk.get() or os.fsync)(handle)
+    """Waits until what was written is on the disk."""
+    work_aside(partial(os.fsync, handle))

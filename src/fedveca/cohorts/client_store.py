@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.errors import UserError
-from fedveca.safe_files import open_new, open_regular, sync_file
+from fedveca.safe_files import open_new, open_regular, sync_file, work_aside
 
 NOWHERE = -1
 PIECE_BYTES = 64 * 2**20  # handled at once
@@ -65,9 +65,13 @@ class ClientStore:
         self.fresh[ids] = True
         place, order = self.at[ids].sort()
         content = rows.detach().cpu().contiguous().numpy()[order.numpy()]
-        self.sums[ids[order]] = torch.tensor([zlib.crc32(row) for row in content])
-        for a, b, first in _find_stretches(place, self.piece):
-            self._move_rows(os.pwrite, content[a:b], first)
+
+        def store() -> list[int]:
+            for a, b, first in _find_stretches(place, self.piece):
+                self._move_rows(os.pwrite, content[a:b], first)
+            return [zlib.crc32(row) for row in content]
+
+        self.sums[ids[order]] = torch.tensor(work_aside(store))
 
     def read(self, ids: Tensor) -> Tensor:
         """[n, width]: the rows of clients that have one."""

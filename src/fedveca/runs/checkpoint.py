@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from fedveca.runs.folder import FILE_BYTES
 from fedveca.runs.folder_writer import FORMER, LAST, MEMORY_FILE, guard_writing
 from fedveca.runs.guard import TrainingGuard, is_guarded, restore_numbers
 from fedveca.runs.interrupt import FLOWER, LOCAL, RUN, how_to_resume
-from fedveca.safe_files import SECOND_NAME
+from fedveca.safe_files import SECOND_NAME, work_aside
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.losses import cross_entropy
 from fedveca.tasks.module_problem import ModuleProblem
@@ -59,13 +60,20 @@ class Checkpointer:
         if self.folder is None:
             return
         with guard_writing(self.folder):
-            new = write_draft(self.folder / LAST, self.encode(keeper))
-            if (self.folder / LAST).exists():
-                os.replace(self.folder / LAST, self.folder / FORMER)
-            os.replace(new, self.folder / LAST)
+            work_aside(partial(self._write, self.folder, self.collect(keeper)))
+
+    def _write(self, folder: Path, named: Named) -> None:
+        new = write_draft(folder / LAST, seal(named, self.identity))
+        if (folder / LAST).exists():
+            os.replace(folder / LAST, folder / FORMER)
+        os.replace(new, folder / LAST)
 
     def encode(self, keeper: Keeper) -> bytes:
         """A checkpoint's bytes; the clients' memory is written to its file."""
+        return seal(self.collect(keeper), self.identity)
+
+    def collect(self, keeper: Keeper) -> Named:
+        """What a checkpoint stores, on the host; the clients' memory is written to its file."""
         named = {f"state.{name}": v for name, v in keeper.state._asdict().items()} | {"kept": keeper.kept}
         lowest = keeper.rollback.lowest if keeper.rollback else float("inf")
         named |= {STATISTICS: keeper.statistics.now} if keeper.statistics else {}
@@ -75,7 +83,7 @@ class Checkpointer:
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
         if isinstance(self.cohort, AnswerBuffer):
             named |= {f"{_SCHEDULE}{name}": v for name, v in self.cohort.save().items()}
-        return seal({name: v.detach().cpu().contiguous().clone() for name, v in named.items()}, self.identity)
+        return {name: v.detach().cpu().contiguous().clone() for name, v in named.items()}
 
 
 def identify_run(built: Built) -> dict[str, str]:

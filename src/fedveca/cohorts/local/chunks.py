@@ -25,7 +25,10 @@ class Chunk(NamedTuple):
 
     @staticmethod
     def make(ids: Tensor, tau: Tensor, start: Tensor, device: torch.device) -> Chunk:
-        return Chunk(ids, tau, torch.stack([ids, start[ids], start[ids + 1] - start[ids], tau]).to(device))
+        table = torch.stack([ids, start[ids], start[ids + 1] - start[ids], tau])
+        if device.type == "cuda":  # the host need not wait for what the device is computing
+            table = table.pin_memory()
+        return Chunk(ids, tau, table.to(device, non_blocking=True))
 
     def split(self, width: int) -> list[Chunk]:
         """Chunks of at most `width` clients."""

@@ -125,6 +125,8 @@ class Lanes:
                     active.append((lane, i, job))
         for lane in self._lanes:
             main.wait_stream(lane.stream)
+        for v in tree_flatten(out)[0]:  # there are only so many streams: another run's lane may be this one, and it
+            v.record_stream(main)  # must not get this memory before the main stream has read it
         return tree_map(lambda *parts: torch.cat(parts), *out)
 
 

@@ -11,7 +11,6 @@ others while one of them reads its results. On any device the others continue wh
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,7 +24,7 @@ from fedveca.cohorts.local.joint import PassWalk, take_alone, take_together
 from fedveca.cohorts.local.probe import ProbedModel, ProbePasses
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows, make_client_rows
 from fedveca.cohorts.local.threads import ThreadPool
-from fedveca.safe_files import wait_for_disk
+from fedveca.safe_files import leave_turn
 from fedveca.tasks.datasets.lazy import LazyRows
 from fedveca.tasks.module_problem import ModuleProblem
 from fedveca.tasks.problem import Problem
@@ -105,7 +104,7 @@ class Meeting:
         ask: Waits until the other runs have asked too, and returns the answer.
         members: How many runs there are.
         joins: Whether probes and passes of several runs are computed together; else the runs only take turns.
-        disk: Threads that wait for the disk, so that the others can continue.
+        disk: Threads that write files and wait for the disk, so that the others can continue.
     """
 
     def __init__(
@@ -120,13 +119,13 @@ class Meeting:
     def enter(self) -> None:
         """From now on, the run of this thread is part of it."""
         _meeting.set(self)
-        wait_for_disk.set(self.sync_file)
+        leave_turn.set(self.work_aside)
 
-    def sync_file(self, handle: int) -> None:
-        """As os.fsync, while the others continue."""
+    def work_aside(self, work: Callable[[], object]) -> object:
+        """What `work` returns, which has a thread to itself, while the others continue."""
         if self.disk is None:
-            return os.fsync(handle)
-        done = self.disk.submit(os.fsync, handle)
+            return work()
+        done = self.disk.submit(work)
         try:
             self.ask(Pause())
         finally:
