@@ -9,7 +9,7 @@ from fedveca.runs.presets import read_toml
 from studies.rivals.run import CASES_FILE, RIVALS, Unit, read_cases
 
 OURS = "fedvecam"
-FAMILIES = {"svm": "linear", "logistic": "linear", "mlp": "MLP", "cnn": "CNN"}
+FAMILIES = {"svm": "linear", "logistic": "linear", "mlp": "MLP", "cnn": "CNN", "resnet18": "CNN"}
 TEST_ROWS = {"heart": 254, "digits": 359, "synthetic": 394, "mnist": 10_000, "cifar10": 10_000}  # synthetic: mean
 
 

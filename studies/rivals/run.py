@@ -15,6 +15,8 @@ The rules were written before the first run of it:
 - The reported runs have seeds 501 to 510. A lead is a paired difference of last models over the seeds, by Student's t
   test, with Holm's correction over all comparisons.
 - GRID says which methods also run at all rates, on seeds 501 to 503: what happens where nobody tunes.
+- A case with `seeds` and `rates` of its own is thinned: its model takes too long for all of them. It has no grid, its
+  results are in a file of their own, and it does not count where cases are counted, since three seeds show little.
 - FedNova with equal local steps is FedAvg, so it does not run.
 """
 
@@ -27,7 +29,7 @@ import json
 import math
 import multiprocessing
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -41,7 +43,7 @@ from fedveca.runs.schema import Round, get_number
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 TUNING_SEED, SEEDS, GRID_SEEDS = 601, tuple(range(501, 511)), (501, 502, 503)
 PROBE_STEPS = 2  # mini-batches of the probe: the other methods take so many local steps more
-MOST_ROUNDS = 100  # of methods that choose their own steps
+MOST_ROUNDS = 5 / 3  # times the rounds of the others, for methods that choose their own steps
 OWN_STEPS = ("fedveca", "corrected")
 RIVALS: dict[str, dict[str, tuple[object, ...]]] = {  # settings of each, all combinations of which are tried
     "fedvecam": {},
@@ -89,11 +91,33 @@ def read_cases() -> dict[str, dict[str, Any]]:
     return {name: found["settings"] | case["settings"] for name, case in found["cases"].items()}
 
 
+class CasePlan(NamedTuple):
+    """What of the study runs on a case."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    grid: tuple[str, ...]  # methods that also run at all rates
+
+
+@functools.cache
+def read_plan(case: str) -> CasePlan:
+    """All of it, unless the case is thinned."""
+    cases: dict[str, Any] = read_toml(str(CASES_FILE))["cases"]  # type: ignore[assignment]
+    found = cases[case]
+    if "seeds" not in found:
+        return CasePlan(RATES, SEEDS, GRID)
+    return CasePlan(tuple(found["rates"]), SEEDS[: found["seeds"]], ())
+
+
+def is_thinned(case: str) -> bool:
+    return read_plan(case).seeds != SEEDS
+
+
 def make_rival(case: str, method: str, settings: dict[str, Any], seed: int) -> Experiment:
     """A method's run at the budget of the case."""
     given = read_cases()[case]
     steps = given["tau_0"] if method in ("fedvecam", *OWN_STEPS) else given["tau_0"] + PROBE_STEPS
-    rounds = MOST_ROUNDS if method in OWN_STEPS else given["rounds"]
+    rounds = round(MOST_ROUNDS * given["rounds"]) if method in OWN_STEPS else given["rounds"]
     own = {"method": method, "seed": seed, "tau_0": steps, "rounds": rounds}
     return Experiment(**{**given, **own, **settings})
 
@@ -135,36 +159,36 @@ def _find_lowest(rounds: list[Round]) -> int:
     return min(known)[1] if known else 0
 
 
-def list_tuned(method: str) -> list[dict[str, Any]]:
+def list_tuned(method: str, rates: tuple[float, ...] = RATES) -> list[dict[str, Any]]:
     """Every combination of settings that tuning tries."""
-    given = {"lr": RATES} | RIVALS[method]
+    given = {"lr": rates} | RIVALS[method]
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
 def measure_unit(case: str, method: str, device: str = "cpu") -> Unit:
     """Chooses the settings, then runs the seeds with them, and the grid where the method has one."""
     torch.set_num_threads(1)
-    budget = count_budget(case) if method in OWN_STEPS else math.inf
+    budget, plan = count_budget(case) if method in OWN_STEPS else math.inf, read_plan(case)
 
     def train(settings: dict[str, Any], seed: int) -> RivalOutcome:
         return describe_rival(run(make_rival(case, method, settings, seed), device=device), budget)
 
     tuning = []
-    for settings in list_tuned(method):
+    for settings in list_tuned(method, plan.rates):
         rounds = read_cases()[case]["rounds"]
         e = make_rival(case, method, settings, TUNING_SEED).replace(val=0.1, rounds=rounds, test_every=rounds)
         tuning.append((settings, get_number(run(e, device=device).summary["last"], "val_accuracy") or 0.0))
     settings = max(tuning, key=lambda tried: tried[1])[0]
     grid = {
         f"{rate:g}": {str(seed): train({"lr": rate}, seed) for seed in GRID_SEEDS}
-        for rate in (RATES if method in GRID else ())
+        for rate in (plan.rates if method in plan.grid else ())
     }
     return {
         "case": case,
         "method": method,
         "tuning": tuning,
         "settings": settings,
-        "runs": {str(seed): train(settings, seed) for seed in SEEDS},
+        "runs": {str(seed): train(settings, seed) for seed in plan.seeds},
         "grid": grid,
     }
 
@@ -198,4 +222,5 @@ def main(words: list[str] | None = None) -> None:
     args = parser.parse_args(words)
     if unknown := {*args.cases} - {*read_cases()} | {*args.methods.split(",")} - {*RIVALS}:
         parser.error(f"{min(unknown)} is not a case or a method of the study")
-    measure(args.out, args.cases or list(read_cases()), args.methods.split(","), args.processes, args.device)
+    cases = args.cases or [case for case in read_cases() if not is_thinned(case)]
+    measure(args.out, cases, args.methods.split(","), args.processes, args.device)
