@@ -83,7 +83,11 @@ class Checkpointer:
         named |= {f"memory.{name}": v for name, v in self.cohort.memory.save().items()}
         if isinstance(self.cohort, AnswerBuffer):
             named |= {f"{_SCHEDULE}{name}": v for name, v in self.cohort.save().items()}
-        return {name: v.detach().cpu().contiguous().clone() for name, v in named.items()}
+        return {name: _copy_to_host(v.detach()) for name, v in named.items()}
+
+
+def _copy_to_host(v: Tensor) -> Tensor:
+    return v.contiguous().clone() if v.device.type == "cpu" else v.cpu().contiguous()
 
 
 def identify_run(built: Built) -> dict[str, str]:
@@ -143,7 +147,8 @@ def memory_file(folder: Path) -> Path:
 def seal(named: Named, identity: Mapping[str, str], form: str = FORMAT) -> bytes:
     """The file, with the hash of all its bytes except for the hash's own."""
     content: bytes = save(named, {"format": form, **identity, "sum": BLANK.decode()})
-    return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
+    at, view = content.index(BLANK), memoryview(content)  # in the header, so it is found at once
+    return b"".join((view[:at], hashlib.sha256(content).hexdigest().encode(), view[at + len(BLANK) :]))
 
 
 def _read(folder: Path, name: str, most: int, built: Built) -> tuple[Named, str]:
