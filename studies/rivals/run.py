@@ -28,6 +28,7 @@ import itertools
 import json
 import math
 import multiprocessing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -165,31 +166,35 @@ def list_tuned(method: str, rates: tuple[float, ...] = RATES) -> list[dict[str, 
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
+def measure_runs(
+    case: str, method: str, settings: dict[str, Any], seeds: Iterable[int], device: str = "cpu"
+) -> dict[str, RivalOutcome]:
+    """What a method with these settings reaches within the budget, by seed."""
+    torch.set_num_threads(1)
+    budget = count_budget(case) if method in OWN_STEPS else math.inf
+    return {
+        str(seed): describe_rival(run(make_rival(case, method, settings, seed), device=device), budget)
+        for seed in seeds
+    }
+
+
 def measure_unit(case: str, method: str, device: str = "cpu") -> Unit:
     """Chooses the settings, then runs the seeds with them, and the grid where the method has one."""
     torch.set_num_threads(1)
-    budget, plan = count_budget(case) if method in OWN_STEPS else math.inf, read_plan(case)
-
-    def train(settings: dict[str, Any], seed: int) -> RivalOutcome:
-        return describe_rival(run(make_rival(case, method, settings, seed), device=device), budget)
-
-    tuning = []
+    plan, tuning = read_plan(case), []
     for settings in list_tuned(method, plan.rates):
         rounds = read_cases()[case]["rounds"]
         e = make_rival(case, method, settings, TUNING_SEED).replace(val=0.1, rounds=rounds, test_every=rounds)
         tuning.append((settings, get_number(run(e, device=device).summary["last"], "val_accuracy") or 0.0))
     settings = max(tuning, key=lambda tried: tried[1])[0]
-    grid = {
-        f"{rate:g}": {str(seed): train({"lr": rate}, seed) for seed in GRID_SEEDS}
-        for rate in (plan.rates if method in plan.grid else ())
-    }
+    rates = plan.rates if method in plan.grid else ()
     return {
         "case": case,
         "method": method,
         "tuning": tuning,
         "settings": settings,
-        "runs": {str(seed): train(settings, seed) for seed in plan.seeds},
-        "grid": grid,
+        "runs": measure_runs(case, method, settings, plan.seeds, device),
+        "grid": {f"{rate:g}": measure_runs(case, method, {"lr": rate}, GRID_SEEDS, device) for rate in rates},
     }
 
 
