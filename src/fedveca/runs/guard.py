@@ -15,7 +15,7 @@ from fedveca.runs.experiment import Experiment
 
 GROWTH = 10.0  # times the loss of the start: so much is divergence
 LOST = 0.5  # share of what the loss has fallen by so far: a model that has lost more of it is in trouble
-END_LOST = 0.1  # the same of the last model: what a run returns needs no second chance
+END_LOST = 0.02  # the same of the last model: what a run returns needs no second chance
 PATIENCE = 3  # rounds in a row in trouble, before the guard acts; beyond GROWTH it acts at once
 SHORTER = 0.5  # the server's step after going back, relative to the one before
 LONGER = math.sqrt(2)  # and after a time without trouble
