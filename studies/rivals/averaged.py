@@ -20,7 +20,7 @@ from fedveca.runs.client_evaluation import ModelEvaluator
 from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.schema import get_number
 from studies.rivals.averages import average_points
-from studies.rivals.run import SEEDS, TUNING_SEED, list_tuned, make_rival, read_cases
+from studies.rivals.run import SEEDS, TUNING_SEED, list_tuned, make_rival, parse_case
 
 METHODS = ("fedavg", "scaffold tuned", "fedacg")
 FACTORS = 8  # as in FedVecaM
@@ -62,7 +62,7 @@ def measure_averaged(job: tuple[str, str, str]) -> AveragedUnit:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", choices=list(read_cases()), metavar="case")
+    parser.add_argument("cases", nargs="+", type=parse_case, metavar="case")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)

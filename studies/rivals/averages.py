@@ -18,7 +18,7 @@ from fedveca.runs.client_evaluation import ModelEvaluator
 from fedveca.runs.evaluate import Evaluator
 from fedveca.runs.federate import federate
 from fedveca.runs.schema import get_number
-from studies.rivals.run import RATES, make_rival, read_cases
+from studies.rivals.run import RATES, make_rival, parse_case
 
 FACTORS = (4, 6, 8, 12)
 
@@ -51,7 +51,7 @@ def measure_models(evaluate: Evaluator, models: list[Tensor]) -> tuple[float, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=list(read_cases()))
+    parser.add_argument("case", type=parse_case)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--seeds", type=int, nargs="+", default=(401, 402, 403))
     parser.add_argument("--device", default="cpu")

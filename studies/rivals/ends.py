@@ -22,9 +22,9 @@ from fedveca.runs.build import build
 from fedveca.runs.checkpoint import make_guard
 from fedveca.runs.client_evaluation import ModelEvaluator
 from fedveca.runs.evaluate import Evaluator, Keeper
-from fedveca.runs.federate import federate
+from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.schema import get_number
-from studies.rivals.run import RATES, make_rival, read_cases
+from studies.rivals.run import RATES, make_rival, parse_case
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -39,8 +39,8 @@ class RunEnd(TypedDict):
     best: float
 
 
-def measure_end(job: tuple[str, float, int, str]) -> RunEnd:
-    """Trains to the end, and evaluates the last model and the guard's best one."""
+def measure_end(job: tuple[str, float, int, str]) -> RunEnd | None:
+    """Trains to the end, and evaluates the last model and the guard's best one; None where the guard gave up."""
     case, lr, seed, device = job
     torch.set_num_threads(1)
     built = build(make_rival(case, "fedvecam", {"lr": lr}, seed), device)
@@ -51,7 +51,10 @@ def measure_end(job: tuple[str, float, int, str]) -> RunEnd:
     states = federate(
         built.algorithm, built.cohort, built.state, e.rounds, participation=e.participation, seed=e.seed, guard=guard
     )
-    (state, _), *_ = deque(states, maxlen=1)
+    try:
+        (state, _), *_ = deque(states, maxlen=1)
+    except Diverged:  # such a run ends at its best model
+        return None
     keeper, evaluate = Keeper("last", state, round=e.rounds, guard=guard), Evaluator(built.problem, built.data, device)
     last, best, n = evaluator.find_last_loss(keeper), evaluator.find_best_loss(keeper), guard.numbers
     accuracy = [100 * (get_number(evaluate(w), "test_accuracy") or 0.0) for w in (keeper.model, guard.best)]
@@ -83,7 +86,7 @@ def describe_ends(ends: list[RunEnd]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=list(read_cases()), metavar="case")
+    parser.add_argument("cases", nargs="*", type=parse_case, metavar="case")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--seeds", type=int, nargs="+", default=(401, 402, 403, 404))
     parser.add_argument("--device", default="cpu")
@@ -95,7 +98,7 @@ def main() -> None:
     jobs = [(*job, args.device) for job in itertools.product(args.cases, args.rates, args.seeds)]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         for end in pool.imap_unordered(measure_end, jobs):
-            ends.append(end)
+            ends += [end] if end else []
             if args.out:
                 args.out.write_text(json.dumps(ends) + "\n", "utf-8")
     print(describe_ends(ends))

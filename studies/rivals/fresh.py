@@ -12,7 +12,7 @@ import json
 import multiprocessing
 from pathlib import Path
 
-from studies.rivals.run import Unit, is_thinned, measure_runs, read_cases
+from studies.rivals.run import Unit, measure_runs, parse_case
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
 FRESH_SEEDS = tuple(range(511, 521))
@@ -26,7 +26,7 @@ def repeat_unit(unit: Unit, device: str) -> Unit:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[case for case in read_cases() if not is_thinned(case)])
+    parser.add_argument("cases", nargs="*", type=parse_case, metavar="case")
     parser.add_argument("--stored", type=Path, default=STORED, help="the results of the study")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
@@ -35,7 +35,7 @@ def main() -> None:
     units: list[Unit] = json.loads(args.out.read_text("utf-8")) if args.out.exists() else []
     known = {(unit["case"], unit["method"]) for unit in units}
     stored: list[Unit] = json.loads(args.stored.read_text("utf-8"))
-    wanted = [unit for unit in stored if unit["case"] in (args.cases or read_cases())]
+    wanted = [unit for unit in stored if not args.cases or unit["case"] in args.cases]
     jobs = [unit for unit in wanted if (unit["case"], unit["method"]) not in known]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         for unit in pool.imap_unordered(functools.partial(repeat_unit, device=args.device), jobs):

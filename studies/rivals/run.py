@@ -92,6 +92,13 @@ def read_cases() -> dict[str, dict[str, Any]]:
     return {name: found["settings"] | case["settings"] for name, case in found["cases"].items()}
 
 
+def parse_case(name: str) -> str:
+    """A case, as a word of a command line."""
+    if name not in read_cases():
+        raise argparse.ArgumentTypeError(f"{name} is not a case of the study; it is one of {', '.join(read_cases())}")
+    return name
+
+
 class CasePlan(NamedTuple):
     """What of the study runs on a case."""
 
@@ -219,13 +226,13 @@ def measure(out: Path, cases: list[str], methods: list[str], processes: int, dev
 def main(words: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help=", ".join(read_cases()))
+    parser.add_argument("cases", nargs="*", type=parse_case, metavar="case", help=", ".join(read_cases()))
     parser.add_argument("--methods", default=",".join(RIVALS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(words)
-    if unknown := {*args.cases} - {*read_cases()} | {*args.methods.split(",")} - {*RIVALS}:
-        parser.error(f"{min(unknown)} is not a case or a method of the study")
+    if unknown := {*args.methods.split(",")} - {*RIVALS}:
+        parser.error(f"{min(unknown)} is not a method of the study; it is one of {', '.join(RIVALS)}")
     cases = args.cases or [case for case in read_cases() if not is_thinned(case)]
     measure(args.out, cases, args.methods.split(","), args.processes, args.device)

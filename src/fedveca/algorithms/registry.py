@@ -138,7 +138,9 @@ def methods() -> dict[str, MethodEntry]:
 
 def find_method(name: str) -> MethodEntry | None:
     """The method of this name, where it is registered or loaded: no module is imported because a record names it."""
-    return methods().get(name) or _loaded.get(name)
+    import_methods()
+    import_plugins()
+    return _entries.get(name) or _loaded.get(name)
 
 
 def load_method(name: str) -> MethodEntry:

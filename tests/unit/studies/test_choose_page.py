@@ -16,7 +16,7 @@ from fedveca.tasks.datasets.dataset import load
 from studies.rivals import results, swings
 from studies.rivals.cases import TEST_ROWS, count_test_rows, group_cases, keep_complete, list_cases, name_rival
 from studies.rivals.grid import compare_grid, find_rate_loss, index_grid, list_cells, make_grid_table
-from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, make_rival, read_cases
+from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, is_thinned, make_rival, read_cases
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "choose.md").read_text("utf-8")
@@ -54,9 +54,10 @@ def test_the_tables_are_those_of_the_results(
 
 
 def test_cases_that_were_not_run_are_named(units: list[Unit]) -> None:
-    missing = [case for case in read_cases() if case not in list_cases(units)]
-    assert f"`{'` and `'.join(missing)}` of `cases.toml` have not been run" in PAGE
-    assert f"python -m studies.rivals {' '.join(missing)} --out rivals.json" in PAGE
+    (missing,) = (case for case in read_cases() if case not in list_cases(units))
+    assert is_thinned(missing)
+    assert f"`{missing}` of `cases.toml` has not been run" in PAGE
+    assert f"python -m studies.rivals {missing} --device cuda --out" in PAGE
 
 
 def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
@@ -82,7 +83,8 @@ def test_whether_fedvecam_is_first_or_tied(units: list[Unit], standings: dict[st
     full, part = standings["all clients"], standings["a fifth"]
     assert (full[0].method, part[0].method) == ("fedvecam", "fedvecam")
     assert f"FedVecaM has the smallest mean distance from the best there, {full[0].distance:.2f} points" in PAGE
-    assert f"; FedAdam has {find(full, 'fedadam').distance:.2f}." in PAGE
+    assert full[1].method == "fedacg"
+    assert f"; FedACG has {full[1].distance:.2f}." in PAGE
     assert f"FedVecaM is nearest to the best there, {part[0].distance:.2f} points from it on average" in PAGE
     (cifar,) = (one for one in results.judge_cases(units, "last") if one.case == "cifar-dirichlet05-partial")
     assert len(cifar.ahead) == len(RIVALS) - 1
@@ -95,7 +97,7 @@ def test_other_methods_are_judged_in_the_same_way(
     units: list[Unit], standings: dict[str, list[results.Standing]]
 ) -> None:
     ranked = standings["all"]
-    said = " for SCAFFOLD tuned, 11 for FedACG, 12 for FedAdam, 11 for FedDyn and 8 for SCAFFOLD."
+    said = " for SCAFFOLD tuned, 12 for FedACG, 12 for FedAdam, 11 for FedDyn and 10 for SCAFFOLD."
     named = ("scaffold tuned", "fedacg", "fedadam", "feddyn", "scaffold")
     level = [find(ranked, method).level for method in named]
     assert f"on {level[0]} of {len(list_cases(units))} cases{said}" in PAGE
@@ -106,8 +108,8 @@ def test_other_methods_are_judged_in_the_same_way(
     comparisons = [one for method in RIVALS for one in results.compare_units(units, "last", method)]
     assert all(one.p >= results.LEVEL for one in comparisons if one.case in ("heart", "synthetic"))
     prox = [one for one in results.compare_units(units, "last", "fedprox") if one.rival == "fedavg"]
-    assert [one.lead < 0 for one in prox if one.p < results.LEVEL] == [True]
-    assert "it is never ahead of FedAvg beyond chance, and behind it on one case" in PAGE
+    assert [one.lead < 0 for one in prox if one.p < results.LEVEL] == [True] * 3
+    assert "it is never ahead of FedAvg beyond chance, and behind it on three cases" in PAGE
     linear = [c for c in group_cases(units)["all clients, linear"] if c not in ("heart", "synthetic")]
     mean = {(u["case"], u["method"]): statistics.fmean(r["last"] for r in u["runs"].values()) for u in units}
     assert statistics.fmean(mean[c, "fedadam"] for c in linear) < statistics.fmean(mean[c, "scaffold"] for c in linear)
@@ -139,8 +141,9 @@ def test_what_to_take_where_nobody_tunes(units: list[Unit]) -> None:
     for rate in RATES[:-1]:
         assert mean("fedvecam", others, rate) > max(mean(method, others, rate) for method in GRID[1:])
     best = max(mean("fedvecam", others, rate) for rate in RATES)
-    assert [rate for rate in RATES if mean("fedvecam", others, rate) > best - 0.05] == [0.03, 0.1]
-    assert f"`lr=0.03` or 0.1 for a linear model or a network of dense layers ({best:.2f} % with both)" in PAGE
+    assert [rate for rate in RATES if mean("fedvecam", others, rate) > best - 0.5] == [0.03, 0.1]
+    said = f"`lr=0.1` for a linear model or a network of dense layers ({mean('fedvecam', others, 0.1):.2f} %; "
+    assert f"{said}{mean('fedvecam', others, 0.03):.2f} % with 0.03)" in PAGE
     for rate in RATES[:-1]:
         assert mean("fedvecam", cnn, rate) > max(mean(method, cnn, rate) for method in GRID[1:])
     assert max(RATES, key=lambda rate: mean("fedvecam", cnn, rate)) == 0.01
@@ -237,7 +240,8 @@ def test_what_each_method_spent_of_the_budget(units: list[Unit]) -> None:
     assert f"a run of it is more than 1 % above on {len(above)} cases" in PAGE
     assert all(f"`{case}` ({100 * most:.0f} %)" in PAGE for case, most in above.items())
     assert [one.case for one in results.judge_cases(units, "last") if one.case in above and one.ahead] == [
-        "svm-dirichlet01"
+        "svm-dirichlet01",
+        "mlp-dirichlet01",
     ]
     low, high = (end(ends[m][k] for m in ("fedveca", "corrected")) for k, end in enumerate((min, max)))
     assert f"stopped after 100 rounds and have {100 * low:.0f} to {100 * high:.0f} %" in PAGE
@@ -245,10 +249,10 @@ def test_what_each_method_spent_of_the_budget(units: list[Unit]) -> None:
 
 def test_limits_of_the_tuning_are_counted(units: list[Unit]) -> None:
     edges = {method: results.count_edges(units, method) for method in RIVALS}
-    assert {edges[method][1] for method in ("fedavg", "fedprox", "feddyn", "scaffold tuned")} == {6}
-    assert max(high for _, high in edges.values()) == 6
+    assert {edges[method][1] for method in ("fedavg", "fedprox", "feddyn")} == {8}
+    assert max(high for _, high in edges.values()) == 8
     assert f"and on {edges['fedvecam'][1]} for FedVecaM" in PAGE
-    assert "On 6 of the 17 cases it chose the highest, 0.3, for FedAvg, FedProx, FedDyn and SCAFFOLD tuned" in PAGE
+    assert "On 8 of the 19 cases it chose the highest, 0.3, for FedAvg, FedProx and FedDyn" in PAGE
     assert f"0.003, for FedACG on {edges['fedacg'][0]} and for FedVecaM on {edges['fedvecam'][0]}" in PAGE
     worst: list[RivalOutcome] = [
         run
