@@ -11,6 +11,7 @@ from torch import Tensor
 from fedveca.algorithms.contract import LocalLoss
 from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import METRICS, Metric, RowMetric
+from fedveca.tasks.native.squared_svm import KERNELS, Scaling, SvmKernel, make_svm_kernel
 
 
 def find_right(scores: Tensor, y: Tensor) -> Tensor:
@@ -24,6 +25,7 @@ class SquaredSvm:
     ridge = 0.1
     mapped, autograd, compiled = True, False, False
     statistics, random, row_bytes = 0, False, 0
+    kernels = (KERNELS,)
 
     def __init__(self, features: int, metrics: tuple[Metric, ...] = (METRICS["accuracy"],)) -> None:
         self.size = features
@@ -71,6 +73,10 @@ class SquaredSvm:
     def slope_on(self, x: Tensor, unit: float = 1.0) -> SvmSlope:
         """The slope on rows `unit` x, whose memory x [n, B, ...] may be filled anew before each call."""
         return SvmSlope(x, unit, self.ridge)
+
+    def kernel_on(self, x: Tensor, s: Tensor, unit: float, scaling: Scaling | None = None) -> SvmKernel | None:
+        """The gradient and the loss in C on rows x [D, ...] with targets s [D], where they can be had."""
+        return make_svm_kernel(x, s, unit, scaling, self.ridge)
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         score = x.flatten(1) @ w

@@ -300,7 +300,8 @@ class LocalCohort:
         with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
             if isinstance(self.problem, SquaredSvm):
                 draws = RowDraws(self.sample, self.seed, k, chunk, self.batch)
-                w, s = take_closed_steps(self.problem, self.rows, algorithm, order, s, w, chunk, draws)
+                parts = self.problem, self.rows, self.passes.kernel
+                w, s = take_closed_steps(*parts, algorithm, order, s, w, chunk, draws)
             else:
                 walk = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
                 w, s = take_passes(walk, self.problem)
@@ -390,7 +391,7 @@ class LocalCohort:
         if captured and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
             F, g = self.passes.on_lanes(captured, w, running, chunk, counts)
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
-            F, g = take_passes(self.passes.together(w, running, chunk, counts), self.problem)
+            F, g = take_passes(self.passes.together(w, running, chunk, counts, want_gradient), self.problem)
         else:
             rows = list(zip(starts, sizes, counts, strict=True))
             alone = probe(ProbeRequest(self.passes, w, running, rows, want_gradient), self.pool)

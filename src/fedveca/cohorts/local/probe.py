@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveca.cohorts.local.chunks import Chunk
+from fedveca.cohorts.local.closed_form import find_kernel
 from fedveca.cohorts.local.cuda_graphs import Lanes
 from fedveca.cohorts.local.joint import Pass, PassValues, PassWalk
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
@@ -36,6 +37,7 @@ class ProbePasses:
     ) -> None:
         self.problem, self.rows, self.device = problem, rows, device
         self.block, self.most_rows = block, most_rows  # rows of one pass, of one client and of several
+        self.kernel = find_kernel(problem, rows)
 
     def on_lanes(
         self, lanes: Lanes, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]
@@ -52,9 +54,15 @@ class ProbePasses:
         n = len(counts)
         return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), passes, before)
 
-    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> PassWalk[PassValues]:
-        """Many small clients in one batch, padded with rows of weight 0."""
+    def together(
+        self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int], want_gradient: bool = True
+    ) -> PassWalk[PassValues]:
+        """Many small clients in one batch, padded with rows of weight 0; or each where its rows lie, in C."""
         _, start, size, _ = chunk.table[:, :, None]
+        if self.kernel:
+            spans = torch.stack([start[:, 0], size[:, 0], torch.tensor(counts)])
+            F, g = self.kernel.evaluate(w[:, None], spans, want_gradient)
+            return F[:, 0], w if g is None else g[:, 0]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
         x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
@@ -69,6 +77,10 @@ class ProbePasses:
 
         Rows are prepared once for all models, and each model's numbers are what they are without the others.
         """
+        if self.kernel:
+            w_all = torch.stack([w for _, w, _ in models])
+            F_all, g_all = self.kernel.evaluate(w_all[None], torch.tensor([[start], [size], [count]]), want_gradient)
+            return list(zip(F_all[0], w_all if g_all is None else g_all[0], strict=True))
         found = [(torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w) for _, w, _ in models]
         in_pieces = self.device.type == "cpu" and count == size and not want_gradient
         find = self._find_by_pieces if in_pieces and _is_svm(models) else self._find_by_blocks

@@ -84,6 +84,11 @@ class ClientRows:
             yield from self._prepare_pieces(at, ready[: stop - at])
 
     @property
+    def scaling(self) -> tuple[Tensor, Tensor] | None:
+        """What is taken from each row, or from each channel of all rows, and what it is multiplied by then."""
+        return self._moments or self._channels
+
+    @property
     def _is_ready(self) -> bool:
         """Whether a model takes the rows as they are stored."""
         return self.x.dtype == self.kind and self.unit == 1 and not (self._moments or self._channels)
