@@ -11,7 +11,8 @@ from torch import Tensor
 from fedveca.algorithms.contract import LocalLoss
 from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import METRICS, Metric, RowMetric
-from fedveca.tasks.native.squared_svm import KERNELS, Scaling, SvmKernel, make_svm_kernel
+from fedveca.tasks.native.library import PYTORCH, describe_compiler
+from fedveca.tasks.native.squared_svm import Scaling, SvmKernel, has_svm_kernel, make_svm_kernel
 
 
 def find_right(scores: Tensor, y: Tensor) -> Tensor:
@@ -25,7 +26,6 @@ class SquaredSvm:
     ridge = 0.1
     mapped, autograd, compiled = True, False, False
     statistics, random, row_bytes = 0, False, 0
-    kernels = (KERNELS,)
 
     def __init__(self, features: int, metrics: tuple[Metric, ...] = (METRICS["accuracy"],)) -> None:
         self.size = features
@@ -74,8 +74,8 @@ class SquaredSvm:
         """The slope on rows `unit` x, whose memory x [n, B, ...] may be filled anew before each call."""
         return SvmSlope(x, unit, self.ridge)
 
-    def kernel_on(self, x: Tensor, s: Tensor, unit: float, scaling: Scaling | None = None) -> SvmKernel | None:
-        """The gradient and the loss in C on rows x [D, ...] with targets s [D], where they can be had."""
+    def kernel_on(self, x: Tensor, s: Tensor, unit: float, scaling: Scaling | None) -> SvmKernel:
+        """The gradient and the loss in C, on rows x [D, ...] with targets s [D]."""
         return make_svm_kernel(x, s, unit, scaling, self.ridge)
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -100,6 +100,9 @@ class SquaredSvm:
 
     def state(self, model: Tensor) -> dict[str, Tensor]:
         return self.named(model)
+
+    def describe_kernels(self) -> str:
+        return describe_compiler() if has_svm_kernel(torch.float32) else PYTORCH
 
     def hash_fixed(self) -> str:
         return ""

@@ -12,22 +12,14 @@ from torch.utils._pytree import tree_map
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.chunks import Chunk, RowDraws
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
-from fedveca.tasks.native.squared_svm import SvmKernel
-from fedveca.tasks.problem import Problem
+from fedveca.cohorts.local.stored_svm import StoredSvm
 from fedveca.tasks.svm import SquaredSvm, SvmSlope
-
-
-def find_kernel(problem: Problem, rows: ClientRows | LazyClientRows) -> SvmKernel | None:
-    """What computes the SVM's numbers on these rows in C, if anything does."""
-    if not isinstance(problem, SquaredSvm) or not isinstance(rows, ClientRows):
-        return None
-    return problem.kernel_on(rows.x, rows.y, rows.unit, rows.scaling)
 
 
 def take_closed_steps(
     problem: SquaredSvm,
     rows: ClientRows | LazyClientRows,
-    kernel: SvmKernel | None,
+    stored: StoredSvm | None,
     algorithm: Algorithm,
     order: Order,
     s: object,
@@ -43,7 +35,7 @@ def take_closed_steps(
             done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
             w, s = tree_map(lambda v, n=n: v[:n], (w, s))
         for index in draws(n, at, until):
-            for slope in _find_slopes(problem, rows, kernel, index):
+            for slope in _find_slopes(problem, rows, stored, index):
                 w, s = algorithm.step(order, s, w, slope(w))
         at = until
     if not done:
@@ -53,12 +45,12 @@ def take_closed_steps(
 
 
 def _find_slopes(
-    problem: SquaredSvm, rows: ClientRows | LazyClientRows, kernel: SvmKernel | None, index: Tensor
+    problem: SquaredSvm, rows: ClientRows | LazyClientRows, stored: StoredSvm | None, index: Tensor
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """The gradient [n, P] at w [n, P] of each step of index [n, steps, B], valid until the next step's."""
-    if kernel:
-        for step in index.unbind(1):
-            yield partial(kernel.find_slopes, index=step)
+    if stored:
+        for kernel, at in stored.visit(index.unbind(1)):
+            yield partial(kernel.find_slopes, index=at)
         return
     last: Tensor | None = None
     slope: SvmSlope | None = None

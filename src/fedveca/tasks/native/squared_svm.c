@@ -15,22 +15,22 @@ typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 
 struct rows {
-    const char *x;             /* [count, size]: bytes, or floats where number_bytes is 4 */
-    const float *s;            /* [count]: +1 or -1 */
+    const char *x;              /* [count, size]: bytes, or floats where number_bytes is 4 */
+    const float *s;             /* [count]: +1 or -1 */
     const float *shift, *scale; /* [count, 1] or [size]: what is taken from x, and what it is multiplied by; or NULL */
     int64_t count, size, number_bytes;
-    int64_t per_row;           /* whether each row has a shift and a scale, else each column */
-    float unit, ridge;         /* what a prepared number stands for; the factor of |w|^2 / 2 */
+    int64_t per_row;            /* whether each row has a shift and a scale, else each column */
+    float unit, ridge;          /* what a prepared number stands for; the factor of |w|^2 / 2 */
 };
 
-struct asked {                 /* clients, each with rows of its own, and as many models each */
+struct asked {                  /* clients, each with rows of its own, and as many models each */
     int64_t clients, models;
-    const int64_t *index;      /* [clients, taken] row numbers, or NULL */
+    const int64_t *index;       /* [clients, taken] row numbers, lines `stride` apart */
     int64_t stride, taken;
-    const int64_t *spans;      /* [3, clients] else: first row, rows, and how many of them, evenly spaced */
+    const int64_t *counts;      /* [clients] how many of them count, the first ones; NULL where all do */
 };
 
-struct block {                 /* some rows of a client, one after another */
+struct block {                  /* some rows of a client, one after another */
     int64_t client, count, all; /* all: the rows of the client */
     int is_first, is_last;
     int64_t rows[BLOCK];
@@ -41,15 +41,15 @@ struct block {                 /* some rows of a client, one after another */
 static int take_block(const struct rows *of, const struct asked *asked, int64_t *client, int64_t *at,
                       struct block *block)
 {
-    const int64_t i = *client, n = asked->clients, *spans = asked->spans;
-    if (i == n)
+    const int64_t i = *client;
+    if (i == asked->clients)
         return 0;
     block->client = i;
-    block->all = spans ? spans[2 * n + i] : asked->taken;
+    block->all = asked->counts ? asked->counts[i] : asked->taken;
     block->count = block->all - *at < BLOCK ? block->all - *at : BLOCK;
     block->is_first = *at == 0;
     for (int64_t r = 0; r < block->count; r++, ++*at) {
-        int64_t row = spans ? spans[i] + *at * spans[n + i] / block->all : asked->index[i * asked->stride + *at];
+        int64_t row = asked->index[i * asked->stride + *at];
         if (row < 0 || row >= of->count)
             return -1;
         block->rows[r] = row;

@@ -17,7 +17,7 @@ from fedveca.tasks.native.library import load_kernels
 
 _log = logging.getLogger(__name__)
 
-KERNELS = "squared_svm"  # the file
+_FILE = "squared_svm"
 _RIDGE = 0.1
 _CLOSE = 1e-5  # relative, to PyTorch's result on a few rows
 _NUMBER, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -42,7 +42,7 @@ class _Asked(ctypes.Structure):
         *((name, _NUMBER) for name in ("clients", "models")),
         ("index", _POINTER),
         *((name, _NUMBER) for name in ("stride", "taken")),
-        ("spans", _POINTER),
+        ("counts", _POINTER),
     )
 
 
@@ -66,61 +66,70 @@ class SvmKernel:
         if scaling:
             per_row = scaling[0].dim() == x.dim()
             shift, scale = (v.flatten() if per_row else v.expand(x.shape[1:]).flatten() for v in scaling)
-        held = [v.contiguous() for v in (rows, s, shift, scale)]
+        held = [v.contiguous() for v in (rows, s.float(), shift, scale)]
         pointers = [v.data_ptr() or None for v in held]
         self._held, self._call = held, function  # the memory that the structure names
         self._rows = _Rows(*pointers, *rows.shape, x.element_size(), per_row, unit, ridge)
 
     def find_slopes(self, w: Tensor, index: Tensor) -> Tensor:
         """The gradients [n, P] at w [n, P], each on the rows of one line of index [n, B]."""
-        index = index if index.stride(1) == 1 else index.contiguous()
-        n, batch = index.shape
         g = torch.empty(w.shape)
-        self._find(w, _Asked(n, 1, index.data_ptr(), index.stride(0), batch, None), None, g)
+        self._find(w, 1, index, None, None, g)
         return g
 
-    def evaluate(self, w: Tensor, spans: Tensor, want_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def evaluate(
+        self, w: Tensor, index: Tensor, counts: Tensor | None = None, want_gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """F [n, m] and, where it is wanted, its gradient [n, m, P], of m models w [n, m, P] of each client.
 
-        `spans` [3, n]: the client's first row, its rows, and how many of them are taken, evenly spaced.
+        Each client's are found on the rows of its line of index [n, B], of which the first counts [n] count.
         """
         n, m, size = w.shape
-        spans, F = spans.contiguous(), torch.empty(n, m)
-        g = torch.empty(n, m, size) if want_gradient else None
-        self._find(w.reshape(-1, size), _Asked(n, m, None, 0, 0, spans.data_ptr()), F, g)
+        F, g = torch.empty(n, m), torch.empty(n, m, size) if want_gradient else None
+        self._find(w.reshape(-1, size), m, index, counts, F, g)
         return F, g
 
-    def _find(self, w: Tensor, asked: _Asked, F: Tensor | None, g: Tensor | None) -> None:
+    def _find(
+        self, w: Tensor, models: int, index: Tensor, counts: Tensor | None, F: Tensor | None, g: Tensor | None
+    ) -> None:
         if w.dtype != torch.float32 or w.shape[1] != self._rows.size:
-            raise TypeError(
-                f"the SVM's models have {self._rows.size} numbers of float32, not {w.shape[1]} of {w.dtype}"
-            )
+            raise TypeError(f"the SVM takes {self._rows.size} numbers of float32, not {w.shape[1]} of {w.dtype}")
         w = w if w.stride(1) == 1 else w.contiguous()
-        pointers = (None if v is None else v.data_ptr() for v in (F, g))
-        failed = self._call(ctypes.byref(self._rows), ctypes.byref(asked), w.data_ptr(), w.stride(0), *pointers)
+        index = index if index.stride(1) == 1 else index.contiguous()
+        counted = None if counts is None else counts.data_ptr()
+        asked = _Asked(index.shape[0], models, index.data_ptr(), index.stride(0), index.shape[1], counted)
+        found = (None if v is None else v.data_ptr() for v in (F, g))
+        failed = self._call(ctypes.byref(self._rows), ctypes.byref(asked), w.data_ptr(), w.stride(0), *found)
         if failed:
             raise IndexError("a row number is not one") if failed == -1 else MemoryError
 
 
-def make_svm_kernel(x: Tensor, s: Tensor, unit: float, scaling: Scaling | None, ridge: float) -> SvmKernel | None:
-    """The SVM on these rows; None where only PyTorch's operations take them, or nothing can be compiled here."""
-    fits = x.device.type == "cpu" and x.dtype in (torch.uint8, torch.float32) and s.dtype == torch.float32
-    function = _load() if fits and x[:1].numel() else None
-    return SvmKernel(function, x, s, unit, scaling, ridge) if function else None
+def make_svm_kernel(x: Tensor, s: Tensor, unit: float, scaling: Scaling | None, ridge: float) -> SvmKernel:
+    """The SVM on these rows, of a type that `has_svm_kernel`."""
+    function = _load()
+    assert function is not None
+    return SvmKernel(function, x, s, unit, scaling, ridge)
+
+
+def has_svm_kernel(dtype: torch.dtype) -> bool:
+    """Whether the SVM is computed in C on rows of this type."""
+    return dtype in (torch.uint8, torch.float32) and _load() is not None
+
+
+def _load() -> _Function | None:
+    library = load_kernels(_FILE)
+    return _find_checked(library) if library else None
 
 
 @functools.cache
-def _load() -> _Function | None:
+def _find_checked(library: ctypes.CDLL) -> _Function | None:
     """The function, where it agrees with PyTorch on a few rows."""
-    library = load_kernels(KERNELS)
-    if library is None:
-        return None
     function = library.find_slopes
     function.argtypes, function.restype = (_POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER), ctypes.c_int
-    if not (_agrees(function, torch.uint8) and _agrees(function, torch.float32)):
-        _log.warning("the compiled %s.c does not agree with PyTorch, whose operations are used", KERNELS)
-        return None
-    return function
+    if _agrees(function, torch.uint8) and _agrees(function, torch.float32):
+        return function
+    _log.warning("the compiled %s.c does not agree with PyTorch, whose operations are used", _FILE)
+    return None
 
 
 def _agrees(function: _Function, dtype: torch.dtype) -> bool:
@@ -130,7 +139,7 @@ def _agrees(function: _Function, dtype: torch.dtype) -> bool:
     s, w, index = 1.0 - 2 * (rows % 2), torch.cos(torch.arange(38.0)).view(2, 19), torch.tensor([[8, 0, 3], [5, 5, 1]])
     mine = SvmKernel(function, x, s, 1 / 255, None, _RIDGE)
     found = mine.find_slopes(w, index)
-    F, g = mine.evaluate(w[None], torch.tensor([[0], [9], [9]]), want_gradient=True)
+    F, g = mine.evaluate(w[None], rows[None])
 
     def find(w: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         x_i, s_i = x[index].double() / 255, s[index].double()
