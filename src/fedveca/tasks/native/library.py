@@ -59,8 +59,8 @@ def _load_once(name: str) -> ctypes.CDLL | None:
         return None
     try:
         source = (SOURCES / f"{name}.c").read_bytes()
-        about = [source, " ".join(FLAGS).encode(), describe_machine(compiler)]
-        return _load(compiler, SOURCES / f"{name}.c", f"{name}-{hashlib.sha256(b'/'.join(about)).hexdigest()[:32]}.so")
+        about = b"\0".join([source, " ".join(FLAGS).encode(), describe_machine(compiler)])
+        return _load(compiler, SOURCES / f"{name}.c", f"{name}-{hashlib.sha256(about).hexdigest()[:32]}.so")
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         first = said.strip().partition("\n")[0]
