@@ -10,7 +10,7 @@
 
 enum { WIDTH = 16, GROUP = 4, BLOCK = 64, LINE = 64 };
 
-typedef float Vector __attribute__((vector_size(64)));
+typedef float Vector __attribute__((vector_size(64), may_alias));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 
@@ -164,8 +164,7 @@ int find_slopes(const struct rows *of, const struct asked *asked, const float *w
                 for (int64_t r = 0; r < count; r++) {
                     const float s = of->s[now->rows[first + r]], gap = 1 - of->unit * (score[r] * s);
                     const float slack = gap < 0 ? 0 : gap; /* NaN stays */
-                    const float square = slack * slack;
-                    sums[m] += square;
+                    sums[m] += (double)slack * slack;
                     c[r] = slack * s;
                 }
                 if (g)
@@ -187,10 +186,8 @@ int find_slopes(const struct rows *of, const struct asked *asked, const float *w
             }
             if (loss && now->is_last) {
                 double length = 0;
-                for (int64_t p = 0; p < size; p++) {
-                    const float square = model[p] * model[p];
-                    length += square;
-                }
+                for (int64_t p = 0; p < size; p++)
+                    length += (double)model[p] * model[p];
                 loss[which] = 0.5 * (of->ridge * length + sums[m] / now->all);
             }
         }

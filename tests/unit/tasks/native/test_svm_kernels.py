@@ -20,7 +20,7 @@ from fedveca.cohorts.local.stored_svm import find_stored_svm
 from fedveca.runs.federate import Diverged, federate
 from fedveca.tasks.datasets.dataset import UNIT, prepare
 from fedveca.tasks.native import squared_svm
-from fedveca.tasks.native.library import PYTORCH, describe_compiler, find_compiler
+from fedveca.tasks.native.library import PYTORCH, describe_compiler, find_compiler, load_kernels
 from fedveca.tasks.native.squared_svm import SvmKernel, has_svm_kernel, make_svm_kernel
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.svm import SquaredSvm
@@ -211,7 +211,7 @@ def test_rows_that_only_pytorch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    library = squared_svm.load_kernels("squared_svm")
+    library = load_kernels("squared_svm")
     assert library is not None
     assert squared_svm._find_checked.__wrapped__(library) is not None
 
