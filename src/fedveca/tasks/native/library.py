@@ -49,7 +49,11 @@ def describe_machine(compiler: str) -> bytes:
     """What a compiled file depends on: the compiler, and the processor that it was compiled for."""
     about = Path("/proc/cpuinfo").read_bytes().partition(b"\n\n")[0]
     wanted = (b"vendor_id", b"cpu family", b"model", b"stepping", b"flags", b"CPU", b"Features")
-    return _ask_version(compiler).encode() + b"\n".join(line for line in about.splitlines() if line.startswith(wanted))
+    return (
+        compiler.encode()
+        + _ask_version(compiler).encode()
+        + b"\n".join(line for line in about.splitlines() if line.startswith(wanted))
+    )
 
 
 @functools.cache
