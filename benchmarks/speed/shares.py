@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed.shares svm-5 --data FOLDER_OF_MNIST
 
-PyTorch's profiler says how long each operation takes; it does not see kernels in C, which are timed here. The shares are
-of the time that the rounds take with it; what is left is Python and the dispatch of operations, to which the profiler
-adds. On a busy machine the shares mean little.
+PyTorch's profiler says how long each operation takes; it does not see kernels in C, which are timed here. The shares
+are of the time that the rounds take with it; what is left is Python and the dispatch of operations, to which the
+profiler adds. On a busy machine the shares mean little.
 """
 
 from __future__ import annotations

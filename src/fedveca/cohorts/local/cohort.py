@@ -135,9 +135,9 @@ class LocalCohort:
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
         stored = find_stored_svm(problem, self.rows)
-        need = 4 * max(0 if stored else batch * self.rows.numel, problem.size)  # in C no batch is formed
-        row_bytes = self.rows.numel if stored else problem.row_bytes  # rows that lie in a file are read batch by batch
-        fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * row_bytes))
+        floats = batch * self.rows.numel // (8 if stored else 1)  # in C a batch is at most read from a file, as bytes
+        need = 4 * max(floats, problem.size * (8 if stored else 1))  # models, gradients, and what a method carries
+        fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
         self.lanes = lanes or (max(1, fitting) if problem.mapped else 1)
         self.pool, self._lanes = ThreadPool(threads), None
         if self.device.type == "cuda":

@@ -244,7 +244,7 @@ def test_a_run_with_and_without(probe: int, monkeypatch: pytest.MonkeyPatch) -> 
     cohort = make_cohort(probe=probe)
     assert cohort.passes.stored
     found = list(run_rounds(cohort))
-    assert cohort.lanes > (2**22 // (4 * 13 * 42))  # no room for batches
+    assert cohort.lanes == 2**22 // (4 * 8 * 42)  # no room for batches
     monkeypatch.setenv("FEDVECA_KERNELS", "off")
     cohort = make_cohort(probe=probe)
     assert cohort.passes.stored is None
