@@ -2,8 +2,9 @@
 
     python -m benchmarks.speed.shares svm-5 --data FOLDER_OF_MNIST
 
-PyTorch's profiler says how long each operation takes. The shares are of the time that the rounds take with it; what is
-left is Python and the dispatch of operations, to which the profiler adds. On a busy machine the shares mean little.
+PyTorch's profiler says how long each operation takes; it does not see kernels in C, which are timed here. The shares
+are of the time that the rounds take with it; what is left is Python and the dispatch of operations, to which the
+profiler adds. On a busy machine the shares mean little.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.jobs import arguments, load
 from benchmarks.speed.peers.ours import Fixed, build
 from fedveca.runs.federate import federate
+from fedveca.tasks.native.squared_svm import SvmKernel
 
 PASSES = 5
 KINDS = {
@@ -25,6 +28,7 @@ KINDS = {
     "products of matrices": ("bmm", "baddbmm", "addmm", "mm"),
     "pooling": ("max_pool2d", "fill_"),
 }
+IN_C = "kernels in C"
 OTHER = "other operations"
 REST = "Python and dispatch"
 SHORT = 2.0  # microseconds: an operation's time below it is its dispatch
@@ -37,6 +41,21 @@ def find_kind(name: str) -> str:
         if short in parts or any(len(part) > 5 and part in short for part in parts):
             return kind
     return OTHER
+
+
+def time_kernel() -> list[float]:
+    """From now on, the seconds of each call of the SVM's kernel for a local step."""
+    seconds = list[float]()
+    find_slopes = SvmKernel.find_slopes
+
+    def timed(kernel: SvmKernel, w: Tensor, index: Tensor) -> Tensor:
+        start = time.perf_counter()
+        g = find_slopes(kernel, w, index)
+        seconds.append(time.perf_counter() - start)
+        return g
+
+    SvmKernel.find_slopes = timed  # type: ignore[method-assign, assignment]
+    return seconds
 
 
 def main() -> None:
@@ -54,11 +73,12 @@ def main() -> None:
 
     run()
     seconds = min(run() for _ in range(PASSES))
+    in_c = time_kernel()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         start = time.perf_counter()
         run()
         profiled = time.perf_counter() - start
-    shares = dict.fromkeys([*KINDS, OTHER], 0.0)
+    shares = dict.fromkeys([*KINDS, IN_C, OTHER], 0.0) | {IN_C: sum(in_c) / profiled}
     for event in seen.key_averages():
         work = max(0.0, event.self_cpu_time_total - SHORT * event.count) / 1e6
         shares[find_kind(event.key)] += work / profiled

@@ -68,6 +68,7 @@ class Environment(TypedDict, total=False):
     processor: str
     threads: int
     device: str
+    kernels: str  # of a model that has kernels in C for the CPU: their compiler, or "PyTorch"
     started_by: str  # who resumes the run, where it is not `fedveca run`
     better: dict[str, Direction]  # what a custom metric stated about itself
     units: dict[str, str]  # and what it is measured in

@@ -113,6 +113,9 @@ def run(
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
     environment["probe"] = count_probe_rows(built.experiment)
+    in_c = cohort is None and device == "cpu" and built.experiment.engine != "debug"
+    if in_c and (kernels := built.problem.describe_kernels()):
+        environment["kernels"] = kernels
     if cohort is not None:
         environment["sizes"] = cohort.sizes.tolist()
     if any(map(is_custom, asdict(built.experiment).values())):

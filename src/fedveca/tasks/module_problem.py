@@ -155,6 +155,9 @@ class ModuleProblem:
                 out[name] = here if known is not None and first.get(id(v)) == name else here.clone()
         return out
 
+    def describe_kernels(self) -> str:
+        return ""
+
     def hash_fixed(self) -> str:
         if self._hash is None:  # a node is asked for it with every message
             self._hash = self._hash_fixed()

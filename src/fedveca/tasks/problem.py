@@ -92,6 +92,10 @@ class Problem(Protocol):
         """w, or w and statistics, as all that `load_state_dict` expects: frozen weights, buffers, tied names."""
         ...
 
+    def describe_kernels(self) -> str:
+        """What computes on the CPU where there are kernels in C: their compiler, or "PyTorch"; else empty."""
+        ...
+
     def hash_fixed(self) -> str:
         """A hash of what never changes, frozen weights and constant buffers; empty where there are none."""
         ...

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedveca.algorithms.contract import LocalLoss
 from fedveca.algorithms.layout import Layout
 from fedveca.tasks.metrics import METRICS, Metric, RowMetric
+from fedveca.tasks.native.library import PYTORCH, describe_compiler
+from fedveca.tasks.native.squared_svm import Scaling, SvmKernel, has_svm_kernel, make_svm_kernel
 
 
 def find_right(scores: Tensor, y: Tensor) -> Tensor:
@@ -72,6 +74,10 @@ class SquaredSvm:
         """The slope on rows `unit` x, whose memory x [n, B, ...] may be filled anew before each call."""
         return SvmSlope(x, unit, self.ridge)
 
+    def kernel_on(self, x: Tensor, s: Tensor, unit: float, scaling: Scaling | None) -> SvmKernel:
+        """The gradient and the loss in C, on rows x [D, ...] with targets s [D]."""
+        return make_svm_kernel(x, s, unit, scaling, self.ridge)
+
     def losses(self, w: Tensor, x: Tensor, y: Tensor, statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
         score = x.flatten(1) @ w
         return self.close_loss(w, score, y), torch.stack([score, -score], -1)
@@ -94,6 +100,9 @@ class SquaredSvm:
 
     def state(self, model: Tensor) -> dict[str, Tensor]:
         return self.named(model)
+
+    def describe_kernels(self) -> str:
+        return describe_compiler() if has_svm_kernel(torch.float32) else PYTORCH
 
     def hash_fixed(self) -> str:
         return ""

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy
 import sklearn
@@ -42,6 +43,7 @@ LATER = (  # recorded since version 0.1.0; the times are those of a deployment
     *("clock", "client_seconds", "wait_seconds", "work_seconds", "probe_seconds", "step_seconds"),
     *("order_bytes", "answer_bytes"),
 )
+OPERATIONS = {"FEDVECA_KERNELS": "off"}  # version 0.1.0 had none in C
 QUOTIENTS = ("beta", "delta", "A", "L", "premise")  # of differences in float32: elsewhere they agree to fewer digits
 VARIABLES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
@@ -65,7 +67,7 @@ def read_experiment(name: str) -> fedveca.Experiment:
 
 def run_case(name: str, out: Path) -> Result:
     """Runs the case into the folder `out` from its first round to its last."""
-    with use_one_thread():
+    with use_recorded_operations():
         if name in SLOW:  # a file of all settings, as version 0.1.0 had them
             settings = out.parent / f"{name}.toml"
             settings.write_text(read_experiment(name).toml())
@@ -82,7 +84,7 @@ def run_half(name: str, out: Path) -> int:
     """Runs the case as a user does who stops it after half of its rounds; the rounds that are done."""
     half = read_experiment(name).rounds // 2
     asked = iter(range(1, half + 1))
-    with use_one_thread(), contextlib.suppress(KeyboardInterrupt):
+    with use_recorded_operations(), contextlib.suppress(KeyboardInterrupt):
         fedveca.run(
             read_experiment(name), out, device="cpu", stop=lambda: next(asked) == half, **make_objects(name)
         )  # fmt: skip
@@ -91,7 +93,7 @@ def run_half(name: str, out: Path) -> int:
 
 def resume_case(name: str, out: Path, rounds: int = 0) -> Result:
     """Resumes the case in the folder `out` to its end."""
-    with use_one_thread():
+    with use_recorded_operations():
         fedveca.resume(out, rounds=rounds, device="cpu", **make_objects(name))
     return read_result(out)
 
@@ -99,7 +101,7 @@ def resume_case(name: str, out: Path, rounds: int = 0) -> Result:
 def run_command(*words: str) -> None:
     """Runs the command `fedveca` of this environment."""
     command = Path(sysconfig.get_path("scripts")) / "fedveca"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = os.environ | OPERATIONS | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environment["RAY_raylet_start_wait_time_s"] = "120"  # a machine may be busy
     done = subprocess.run(
         [command, *words], check=False, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -109,12 +111,13 @@ def run_command(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def use_one_thread() -> Iterator[None]:
-    """One thread of arithmetic, whatever OMP_NUM_THREADS says, so that sums have one order."""
+def use_recorded_operations() -> Iterator[None]:
+    """PyTorch's operations in one thread, whatever the environment says, so that sums have one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with mock.patch.dict(os.environ, OPERATIONS):
+            yield
     finally:
         torch.set_num_threads(before)
 

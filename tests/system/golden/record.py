@@ -25,7 +25,7 @@ from golden.cases import (
     read_experiment,
     run_case,
     run_half,
-    use_one_thread,
+    use_recorded_operations,
 )
 
 
@@ -52,7 +52,7 @@ def record_folders() -> None:
     for name in STOPPED_FOLDERS:
         run_half(name, FOLDERS / name)
     e = read_experiment(FINISHED_FOLDER)
-    with use_one_thread():
+    with use_recorded_operations():
         fedveca.run(dataclasses.replace(e, rounds=e.rounds // 2), FOLDERS / FINISHED_FOLDER, device="cpu")
     for path in FOLDERS.glob("*/environment.json"):
         about = json.loads(path.read_text()) | {"platform": platform.system()}  # without the kernel of the machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -96,13 +97,19 @@ class Watch:
         self.rows, self.used = cohort.rows, set[int]()
         for name in ("pick", "batches"):
             monkeypatch.setattr(self.rows, name, self._follow(getattr(self.rows, name)))
-        blocks = self.rows.blocks
+        blocks, stored = self.rows.blocks, self.rows.stored
 
         def follow_blocks(start: int, size: int, count: int, block: int) -> Any:
             self.used |= {start + j * size // count for j in range(count)}
             return blocks(start, size, count, block)
 
+        def follow_stored(index: Iterable[Tensor]) -> Any:
+            parts = list(index)
+            self.used |= set(torch.cat([part.flatten() for part in parts]).tolist())
+            return stored(parts)
+
         monkeypatch.setattr(self.rows, "blocks", follow_blocks)
+        monkeypatch.setattr(self.rows, "stored", follow_stored)
 
     def _follow(self, function: Any) -> Any:
         def follow(index: Tensor) -> Any:

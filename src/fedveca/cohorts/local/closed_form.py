@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -9,12 +12,14 @@ from torch.utils._pytree import tree_map
 from fedveca.algorithms.contract import Algorithm, Order
 from fedveca.cohorts.local.chunks import Chunk, RowDraws
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
+from fedveca.cohorts.local.stored_svm import StoredSvm
 from fedveca.tasks.svm import SquaredSvm, SvmSlope
 
 
 def take_closed_steps(
     problem: SquaredSvm,
     rows: ClientRows | LazyClientRows,
+    stored: StoredSvm | None,
     algorithm: Algorithm,
     order: Order,
     s: object,
@@ -30,14 +35,26 @@ def take_closed_steps(
             done.append(tree_map(lambda v, n=n: v[n:], (w, s)))
             w, s = tree_map(lambda v, n=n: v[:n], (w, s))
         for index in draws(n, at, until):
-            last: Tensor | None = None
-            slope: SvmSlope | None = None
-            for x, y in rows.batches(index.transpose(0, 1)):
-                if slope is None or x is not last:  # rows in memory come in the same tensor at each step
-                    last, slope = x, problem.slope_on(x, rows.unit)
-                w, s = algorithm.step(order, s, w, slope(w, y))
+            for slope in _find_slopes(problem, rows, stored, index):
+                w, s = algorithm.step(order, s, w, slope(w))
         at = until
     if not done:
         return w, s
     out: tuple[Tensor, object] = tree_map(lambda *parts: torch.cat(parts), (w, s), *reversed(done))
     return out
+
+
+def _find_slopes(
+    problem: SquaredSvm, rows: ClientRows | LazyClientRows, stored: StoredSvm | None, index: Tensor
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The gradient [n, P] at w [n, P] of each step of index [n, steps, B], valid until the next step's."""
+    if stored:
+        for kernel, at in stored.visit(index.unbind(1)):
+            yield partial(kernel.find_slopes, index=at)
+        return
+    last: Tensor | None = None
+    slope: SvmSlope | None = None
+    for x, y in rows.batches(index.transpose(0, 1)):
+        if slope is None or x is not last:  # rows in memory come in the same tensor at each step
+            last, slope = x, problem.slope_on(x, rows.unit)
+        yield partial(slope, s=y)

@@ -40,6 +40,7 @@ from fedveca.cohorts.local.meeting import (
     wait_for_device,
 )
 from fedveca.cohorts.local.probe import ProbePasses
+from fedveca.cohorts.local.stored_svm import find_stored_svm
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.cohorts.local_loss import LabelCounts, check_loss, make_local_loss
 from fedveca.cohorts.random import SAMPLINGS, draw_seed
@@ -123,19 +124,19 @@ class LocalCohort:
         """
         self.algorithm, self.problem, self.batch, self.seed = algorithm, problem, batch, seed
         self.probe, self.want_loss, self.want_loss_after = probe, want_loss, want_loss_after
-        self.sample = SAMPLINGS[sampling]
-        self.device = torch.device(device)
-        self.sizes = shares.sizes  # [N] D_i
+        self.sample, self.device = SAMPLINGS[sampling], torch.device(device)
+        self.sizes, self.start = shares.sizes, shares.start  # [N] D_i, and [N + 1] first row of each client
         self.aggregate, self.send, self.equal_weights = aggregate, send, equal_weights
         self.local_statistics, self.transfer = local_statistics, transfer
         self.weights = torch.ones_like(self.sizes) if equal_weights else self.sizes  # [N]
         self.total_weight = float(self.weights.sum())
         self.rows = share_client_rows(x, problem.targets(y), shares.rows, pixels, self.device)
-        self.start = shares.start  # [N + 1] first row of each client
         check_loss(algorithm, problem, y)
         self.label_counts = LabelCounts(algorithm, self.rows.y, self.start)
         self.memory = ClientMemory(len(self.sizes), memory_bytes)
-        need = max(4 * batch * self.rows.numel, 4 * problem.size)
+        stored = find_stored_svm(problem, self.rows)
+        floats = batch * self.rows.numel // (8 if stored else 1)  # in C a batch is at most read from a file, as bytes
+        need = 4 * max(floats, problem.size * (8 if stored else 1))  # models, gradients, and what a method carries
         fitting = min(_CHUNK_BYTES // need, _MAPPED_BYTES // max(1, batch * problem.row_bytes))
         self.lanes = lanes or (max(1, fitting) if problem.mapped else 1)
         self.pool, self._lanes = ThreadPool(threads), None
@@ -149,7 +150,7 @@ class LocalCohort:
             limit = int(_CUDA_PROBE_SHARE * find_free_memory(self.device, count_members()))
         self.most_rows = max(1, limit // max(1, problem.row_bytes))  # of one probe pass, by memory
         self.block = min(self.block, self.most_rows)
-        self.passes = ProbePasses(problem, self.rows, self.device, self.block, self.most_rows)
+        self.passes = ProbePasses(problem, self.rows, self.device, self.block, self.most_rows, stored)
         self.held = hold_rows(x, y, held, pixels, self.device, self.block)
 
     def __call__(self, k: int, order: Order, ids: Tensor, tau: Tensor) -> tuple[Tensor, Report]:
@@ -300,7 +301,8 @@ class LocalCohort:
         with torch.inference_mode(not self.problem.autograd):  # each operation is cheaper there
             if isinstance(self.problem, SquaredSvm):
                 draws = RowDraws(self.sample, self.seed, k, chunk, self.batch)
-                w, s = take_closed_steps(self.problem, self.rows, algorithm, order, s, w, chunk, draws)
+                parts = self.problem, self.rows, self.passes.stored
+                w, s = take_closed_steps(*parts, algorithm, order, s, w, chunk, draws)
             else:
                 walk = self._take_local_steps(k, algorithm, order, s, w, running, counts, chunk)
                 w, s = take_passes(walk, self.problem)
@@ -390,7 +392,7 @@ class LocalCohort:
         if captured and want_gradient and sum(counts) * self.problem.row_bytes > _LANE_BYTES:
             F, g = self.passes.on_lanes(captured, w, running, chunk, counts)
         elif len(counts) > 1 and max(counts) <= _SMALL_PROBE and len(counts) * max(counts) <= self.most_rows:
-            F, g = take_passes(self.passes.together(w, running, chunk, counts), self.problem)
+            F, g = take_passes(self.passes.together(w, running, chunk, counts, want_gradient), self.problem)
         else:
             rows = list(zip(starts, sizes, counts, strict=True))
             alone = probe(ProbeRequest(self.passes, w, running, rows, want_gradient), self.pool)

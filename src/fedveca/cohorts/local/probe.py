@@ -12,6 +12,7 @@ from fedveca.cohorts.local.chunks import Chunk
 from fedveca.cohorts.local.cuda_graphs import Lanes
 from fedveca.cohorts.local.joint import Pass, PassValues, PassWalk
 from fedveca.cohorts.local.rows import ClientRows, LazyClientRows
+from fedveca.cohorts.local.stored_svm import StoredSvm
 from fedveca.tasks.problem import Problem
 from fedveca.tasks.svm import SquaredSvm
 
@@ -32,9 +33,15 @@ class ProbePasses:
     """Three ways through the model with the same result: on CUDA lanes, clients in one batch, one client alone."""
 
     def __init__(
-        self, problem: Problem, rows: ClientRows | LazyClientRows, device: torch.device, block: int, most_rows: int
+        self,
+        problem: Problem,
+        rows: ClientRows | LazyClientRows,
+        device: torch.device,
+        block: int,
+        most_rows: int,
+        stored: StoredSvm | None = None,
     ) -> None:
-        self.problem, self.rows, self.device = problem, rows, device
+        self.problem, self.rows, self.device, self.stored = problem, rows, device, stored
         self.block, self.most_rows = block, most_rows  # rows of one pass, of one client and of several
 
     def on_lanes(
@@ -52,12 +59,19 @@ class ProbePasses:
         n = len(counts)
         return lanes.probe(w, index.view(n, -1, rows), weight.view(n, -1, rows), passes, before)
 
-    def together(self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int]) -> PassWalk[PassValues]:
-        """Many small clients in one batch, padded with rows of weight 0."""
+    def together(
+        self, w: Tensor, running: Tensor | None, chunk: Chunk, counts: list[int], want_gradient: bool = True
+    ) -> PassWalk[PassValues]:
+        """Many small clients in one batch, padded with rows of weight 0; or each where its rows lie, in C."""
         _, start, size, _ = chunk.table[:, :, None]
         count = torch.tensor(counts, device=self.device)[:, None]
         j = torch.arange(max(counts), device=self.device)
-        x, y = self.rows.pick(start + torch.where(j < count, j * size // count, 0))
+        index = start + torch.where(j < count, j * size // count, 0)
+        if self.stored:
+            ((kernel, at),) = self.stored.visit([index])
+            F, g = kernel.evaluate(w[:, None], at, count, want_gradient)
+            return F[:, 0], w if g is None else g[:, 0]
+        x, y = self.rows.pick(index)
         weight = (j < count).float() / count
         found = yield Pass(self.problem, w, x, y, weight=weight, statistics=running, training=False)
         return found
@@ -72,6 +86,7 @@ class ProbePasses:
         found = [(torch.zeros_like(w[0]), torch.zeros_like(w) if want_gradient else w) for _, w, _ in models]
         in_pieces = self.device.type == "cpu" and count == size and not want_gradient
         find = self._find_by_pieces if in_pieces and _is_svm(models) else self._find_by_blocks
+        find = self._find_in_c if self.stored else find
         for share, values in find(models, start, size, count, want_gradient):
             found = [
                 (F + share * F_block, g if g_block is None else g + share * g_block)
@@ -92,6 +107,15 @@ class ProbePasses:
                 else:
                     values.append((problem.losses(w, x, y, running)[0], None))
             yield len(y) / count, values
+
+    def _find_in_c(
+        self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool
+    ) -> Iterator[BlockValues]:
+        assert self.stored
+        w = torch.stack([w for _, w, _ in models])[None]
+        for kernel, at in self.stored.visit(torch.split(start + torch.arange(count) * size // count, self.block)):
+            F, g = kernel.evaluate(w, at[None], want_gradient=want_gradient)
+            yield len(at) / count, list(zip(F[0], g[0] if g is not None else [None] * len(models), strict=True))
 
     def _find_by_pieces(
         self, models: Sequence[ProbedModel], start: int, size: int, count: int, want_gradient: bool

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import tee
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +22,15 @@ _READERS = 4  # threads that read ahead
 _PIECE_BYTES = 2**22  # of prepared rows that are worked on at a time: they stay in a cache, and two threads rarely meet
 _PIECE_ROWS = 64  # a piece has a multiple of these: a product with a vector rounds by the place of a row in its group
 Feed = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]  # row numbers [steps, n, B] -> the rows of each step
+
+
+class StoredRows(NamedTuple):
+    """Rows as they came, before they are prepared."""
+
+    x: Tensor  # [D, ...]
+    y: Tensor  # [D, ...]
+    scaling: tuple[Tensor, Tensor] | None  # what is taken from each row or channel, and what it is multiplied by then
+    at: Tensor  # the numbers in x of the rows that were asked for
 
 
 def make_client_rows(
@@ -82,6 +93,11 @@ class ClientRows:
         ready = self._get_room(self._piece)
         for at in range(start, stop, self._piece):
             yield from self._prepare_pieces(at, ready[: stop - at])
+
+    def stored(self, index: Iterable[Tensor]) -> Iterator[StoredRows]:
+        """Where the rows of each tensor of row numbers lie: among all the others, which are in memory."""
+        for at in index:
+            yield StoredRows(self.x, self.y, self._moments or self._channels, at)
 
     @property
     def _is_ready(self) -> bool:
@@ -202,6 +218,13 @@ class LazyClientRows:
             if scaling:
                 x.sub_(scaling[0]).mul_(scaling[1])
             yield x.view(*form, *x.shape[1:]), y
+
+    def stored(self, index: Iterable[Tensor]) -> Iterator[StoredRows]:
+        """As `ClientRows.stored`: only the rows that were asked for, one after another."""
+        parts, ahead = tee(index)
+        for at, raw in zip(parts, self._read_ahead(part.flatten() for part in ahead), strict=True):
+            scaling = moments(raw) if self.standardised else self._channels
+            yield StoredRows(raw, self.y.index_select(0, at.flatten()), scaling, torch.arange(len(raw)).view(at.shape))
 
     def _prepare(self, raw: Tensor) -> Tensor:
         x = raw.to(self.device)

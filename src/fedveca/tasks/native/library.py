@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,29 +19,19 @@ from fedveca.tasks.datasets.download import cache
 _log = logging.getLogger(__name__)
 
 SWITCH = "FEDVECA_KERNELS"  # "off": PyTorch's operations, as where there is no compiler
-HERE = Path(__file__).parent
+PYTORCH = "PyTorch"  # what computes where nothing was compiled
+SOURCES = Path(__file__).parent
 # No option lets a compiler change the order of sums or what NaN and infinity mean.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
 _SECONDS = 120  # that a compiler may take
 
 
-@functools.cache
 def load_kernels(name: str) -> ctypes.CDLL | None:
     """The functions of the file `name`.c; None where it cannot be compiled here, or is not wanted.
 
     Calls of its functions release Python's lock, so that threads compute side by side.
     """
-    compiler = find_compiler()
-    if not compiler or os.environ.get(SWITCH) == "off":
-        return None
-    source = (HERE / f"{name}.c").read_bytes()
-    key = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), describe_machine(compiler)])).hexdigest()[:32]
-    try:
-        return _load(compiler, HERE / f"{name}.c", f"{name}-{key}.so")
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        _log.warning("%s.c was not compiled (%s); PyTorch's operations are used", name, said.strip().partition("\n")[0])
-        return None
+    return None if os.environ.get(SWITCH) == "off" else _load_once(name)
 
 
 def find_compiler() -> str | None:
@@ -48,13 +39,43 @@ def find_compiler() -> str | None:
     return shutil.which(os.environ.get("CC") or "cc") if sys.platform == "linux" else None
 
 
-@functools.cache
+def describe_compiler() -> str:
+    """The compiler's name and version, in its own words; "PyTorch" without one."""
+    compiler = find_compiler()
+    return _ask_version(compiler).partition("\n")[0].strip() if compiler else PYTORCH
+
+
 def describe_machine(compiler: str) -> bytes:
     """What a compiled file depends on: the compiler, and the processor that it was compiled for."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
     about = Path("/proc/cpuinfo").read_bytes().partition(b"\n\n")[0]
     wanted = (b"vendor_id", b"cpu family", b"model", b"stepping", b"flags", b"CPU", b"Features")
-    return version + b"\n".join(line for line in about.splitlines() if line.startswith(wanted))
+    return (
+        compiler.encode()
+        + _ask_version(compiler).encode()
+        + b"\n".join(line for line in about.splitlines() if line.startswith(wanted))
+    )
+
+
+@functools.cache
+def _load_once(name: str) -> ctypes.CDLL | None:
+    compiler = find_compiler()
+    if not compiler:
+        return None
+    try:
+        source = (SOURCES / f"{name}.c").read_bytes()
+        about = b"\0".join([source, " ".join(FLAGS).encode(), describe_machine(compiler)])
+        return _load(compiler, SOURCES / f"{name}.c", f"{name}-{hashlib.sha256(about).hexdigest()[:32]}.so")
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        first = said.strip().partition("\n")[0]
+        _log.warning("%s.c was not compiled (%s); PyTorch's operations are used", name, first)
+        return None
+
+
+@functools.cache
+def _ask_version(compiler: str) -> str:
+    asked = [compiler, "--version"]
+    return subprocess.run(asked, capture_output=True, check=True, text=True, timeout=_SECONDS).stdout
 
 
 def _load(compiler: str, source: Path, name: str) -> ctypes.CDLL:
@@ -69,7 +90,10 @@ def _load(compiler: str, source: Path, name: str) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="fedveca-") as alone:
             return ctypes.CDLL(str(_compile(compiler, source, Path(alone) / name)))  # stays mapped without its name
     path = folder / name
-    return ctypes.CDLL(str(path if path.is_file() and _is_private(path) else _compile(compiler, source, path)))
+    if path.is_file() and _is_private(path):
+        with contextlib.suppress(OSError):  # it is damaged
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(_compile(compiler, source, path)))
 
 
 def _is_private(path: Path) -> bool:
