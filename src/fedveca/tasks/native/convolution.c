@@ -96,12 +96,17 @@ INLINE void convolve(const float *padded, const float *weight, float *sums, int6
     }
 }
 
-INLINE void convolve_line(const float *padded, const float *weight, float *sums, Shape s, int64_t rows, int first) {
-    int64_t c = 0, line = (s.width + 4) * s.channels;
-    for (; c + COLUMNS <= s.width; c += COLUMNS)
-        convolve(padded + c * s.channels, weight, sums + c * OUTPUTS, line, s.width, s.channels, rows, COLUMNS, first);
-    for (; c < s.width; c += 2)
-        convolve(padded + c * s.channels, weight, sums + c * OUTPUTS, line, s.width, s.channels, rows, 2, first);
+static void convolve_line(const float *padded, const float *weight, float *sums, Shape s, int64_t rows, int first) {
+    int64_t line = (s.width + 4) * s.channels;
+    for (int64_t left = s.width, columns; left; left -= columns, padded += columns * s.channels, sums += columns * OUTPUTS) {
+        columns = left >= COLUMNS && left != COLUMNS + 2 ? COLUMNS : left >= 4 && COLUMNS > 4 ? 4 : 2;
+        if (columns == COLUMNS)
+            convolve(padded, weight, sums, line, s.width, s.channels, rows, COLUMNS, first);
+        else if (columns == 4 && COLUMNS > 4)
+            convolve(padded, weight, sums, line, s.width, s.channels, rows, 4, first);
+        else
+            convolve(padded, weight, sums, line, s.width, s.channels, rows, 2, first);
+    }
 }
 
 /* As PyTorch: the first of equal maxima, NaN is larger than any number, and relu(NaN) is NaN. */

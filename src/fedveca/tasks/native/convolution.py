@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ _MOST_PIXELS = 2**14  # of an image
 _PART = 32  # images whose gradients are summed at once
 _SHARE = 8  # images that make a further thread worthwhile
 _CLOSE = 1e-4  # how near to PyTorch's numbers those of a compiled file are before it is used
-Range = tuple[int, int]  # the first image and the one after the last
+ImageRange = tuple[int, int]  # the first image and the one after the last
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
@@ -63,17 +63,26 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, *, channels_last: bool = 
     return _find_output(_get_library(), x, weight, bias, channels_last)[0]
 
 
+class _Context(Protocol):
+    """What PyTorch keeps between a pass forward and the one back."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class PooledConvolution(torch.autograd.Function):
     """x [B, C, H, W], weight [_OUTPUTS, C, 5, 5], bias [_OUTPUTS] -> [B, _OUTPUTS, H/2, W/2]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, channels_last: bool) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor, channels_last: bool) -> Tensor:
         y, which = _find_output(_get_library(), x, weight, bias, channels_last)
         ctx.save_for_backward(x, weight, bias, which)
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, which = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # the gradient will be differentiated itself
@@ -99,7 +108,7 @@ def _find_output(
     which = torch.empty((images, height // 2, width // 2, _OUTPUTS), dtype=torch.uint8)
     x, weight, bias = _order(x), _order(weight), bias.contiguous()
 
-    def work(part: Range) -> None:
+    def work(part: ImageRange) -> None:
         _call(library.run_forward, (x, weight, bias, y, which), x.shape, channels_last, part)
 
     _share(work, _split(images))
@@ -114,7 +123,7 @@ def _find_weight_gradient(library: ctypes.CDLL, g: Tensor, which: Tensor, x: Ten
     parts = [(start, min(start + _PART, images)) for start in range(0, images, _PART)]
     found = [(torch.zeros(_OUTPUTS, 5, 5, channels), torch.zeros(_OUTPUTS)) for _ in parts]
 
-    def work(part: Range) -> None:
+    def work(part: ImageRange) -> None:
         _call(run, (g, which, x, *found[part[0] // _PART]), x.shape, last, part)
 
     _share(work, parts)
@@ -129,7 +138,7 @@ def _find_input_gradient(library: ctypes.CDLL, g: Tensor, which: Tensor, weight:
     dx = torch.empty(shape, memory_format=torch.channels_last)
     weight, (g, last) = _order(weight), _find_order(g)
 
-    def work(part: Range) -> None:
+    def work(part: ImageRange) -> None:
         _call(library.run_input_gradient, (g, which, weight, dx), shape, last, part)
 
     _share(work, _split(shape[0]))
@@ -148,7 +157,7 @@ def _find_order(g: Tensor) -> tuple[Tensor, bool]:
 
 
 def _call(
-    run: Callable[..., int], tensors: Sequence[Tensor], shape: Sequence[int], channels_last: bool, part: Range
+    run: Callable[..., int], tensors: Sequence[Tensor], shape: Sequence[int], channels_last: bool, part: ImageRange
 ) -> None:
     pointers = [ctypes.c_void_p(v.data_ptr()) for v in tensors]
     numbers = [ctypes.c_int64(number) for number in (*shape[1:], *part)]
@@ -156,14 +165,14 @@ def _call(
         raise MemoryError("a convolution found no memory for one image")
 
 
-def _split(images: int) -> list[Range]:
+def _split(images: int) -> list[ImageRange]:
     """A share for each of PyTorch's threads; images do not depend on each other."""
     n = min(torch.get_num_threads(), -(-images // _SHARE))
     ends = [images * i // n for i in range(n + 1)]
     return list(itertools.pairwise(ends))
 
 
-def _share(work: Callable[[Range], None], parts: Sequence[Range]) -> None:
+def _share(work: Callable[[ImageRange], None], parts: Sequence[ImageRange]) -> None:
     """Threads that end with the call: a process may be forked between two calls."""
     n = min(torch.get_num_threads(), len(parts))
     if n == 1:
