@@ -37,15 +37,15 @@ ImageRange = tuple[int, int]  # the first image and the one after the last
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether there are kernels for it, here and now: none that is recorded, compiled, mapped or cast."""
-    if x.device.type != "cpu" or x.dim() != 4 or weight.shape != (_OUTPUTS, x.shape[1], 5, 5) or x.numel() == 0:
+    if not _is_eager() or x.device.type != "cpu" or x.dim() != 4 or weight.shape != (_OUTPUTS, x.shape[1], 5, 5):
         return False
     _, channels, height, width = x.shape
     known = channels <= _NARROW or (channels % _WIDE == 0 and channels <= _MOST_INPUTS)
-    sized = height % 2 == 0 and width % 2 == 0 and height * width <= _MOST_PIXELS
+    sized = height % 2 == 0 and width % 2 == 0 and height * width <= _MOST_PIXELS and x.numel() > 0
     plain = type(x) is Tensor and type(weight) in (Tensor, Parameter) and weight.device == x.device
     wants_no_input = channels > _NARROW or not (torch.is_grad_enabled() and x.requires_grad)
     right = known and sized and plain and wants_no_input and x.dtype == weight.dtype == torch.float32
-    return right and _is_eager() and _load() is not None
+    return right and _load() is not None
 
 
 def _is_eager() -> bool:

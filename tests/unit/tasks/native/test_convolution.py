@@ -17,8 +17,9 @@ from torch.nn import functional
 from fedveca.tasks.models import model
 from fedveca.tasks.models.cnn import Cnn
 from fedveca.tasks.native import convolution
+from fedveca.tasks.native.library import load_kernels
 
-pytestmark = pytest.mark.skipif(convolution._load() is None, reason="nothing was compiled here")
+pytestmark = pytest.mark.skipif(load_kernels("convolution") is None, reason="nothing was compiled here")
 
 SHAPES = [
     *((2, channels, 6, 14) for channels in (1, 2, 3, 4, 16, 32, 48, 64)),
