@@ -111,7 +111,7 @@ static void convolve_line(const float *padded, const float *weight, float *sums,
 
 /* As PyTorch: the first of equal maxima, NaN is larger than any number, and relu(NaN) is NaN. */
 static void pool(const float *sums, const float *bias, float *y, uint8_t *which, int64_t width) {
-    for (int64_t w = 0; w < width; w += 2, y += OUTPUTS, which += OUTPUTS)
+    for (int64_t w = 0; w < width; w += 2, y += OUTPUTS)
         for (int o = 0; o < OUTPUTS; o += LANES) {
             Vector most = load(sums + w * OUTPUTS + o);
             Mask at = {0};
@@ -124,11 +124,12 @@ static void pool(const float *sums, const float *bias, float *y, uint8_t *which,
             most += load(bias + o);
             Mask off = most <= 0;
             *(Vector *)(y + o) = choose(off, fill(0), most);
-            *(Bytes *)(which + o) = __builtin_convertvector((at & ~off) | (OFF & off), Bytes);
+            if (which)
+                *(Bytes *)(which + w / 2 * OUTPUTS + o) = __builtin_convertvector((at & ~off) | (OFF & off), Bytes);
         }
 }
 
-/* y, and of each of its numbers which of the four was the largest [images, H/2, W/2, OUTPUTS]. */
+/* y, and unless it is NULL of each of its numbers which of the four was the largest [images, H/2, W/2, OUTPUTS]. */
 int run_forward(const float *x, const float *weight, const float *bias, float *y, uint8_t *which, int last,
                 int64_t channels, int64_t height, int64_t width, int64_t from, int64_t to) {
     Shape s = {channels, height, width};
@@ -152,7 +153,7 @@ int run_forward(const float *x, const float *weight, const float *bias, float *y
                     convolve_line(padded + h * line, part, sums, s, rows, 1);
             }
             int64_t at = h * width / 4 * OUTPUTS;
-            pool(sums, bias, out + at, which + i * pixels * OUTPUTS + at, width);
+            pool(sums, bias, out + at, which ? which + i * pixels * OUTPUTS + at : NULL, width);
         }
         for (int64_t p = 0; !last && p < pixels; p++)
             for (int o = 0; o < OUTPUTS; o++)
@@ -307,12 +308,13 @@ int run_narrow_weight_gradient(const float *g, const uint8_t *which, const float
     return fits;
 }
 
-/* Adds g * weight to the patches of one row of the convolution's numbers; sums move with the patch. */
+/* Adds g * weight to the patches of one row of the convolution's numbers, but for the last two columns, which belong to
+   the border; sums move with the patch. */
 INLINE void spread_line(float *plane, const float *weight, const Item *lists, const uint8_t *counts, int64_t width,
                         int rows) {
     int64_t line = (width + 4) * LANES;
     Vector sum[ROWS][5] = {0};
-    for (int64_t w = 0; w < width + 4; w++, plane += LANES) {
+    for (int64_t w = 0; w < width + 2; w++, plane += LANES) {
         if (w < width)
             for (const Item *item = lists + w * OUTPUTS, *end = item + counts[w]; item < end; item++) {
                 const float *patch = weight + item->at;

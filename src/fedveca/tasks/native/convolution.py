@@ -60,7 +60,7 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, *, channels_last: bool = 
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
         out: Tensor = PooledConvolution.apply(x, weight, bias, channels_last)  # type: ignore[no-untyped-call]
         return out
-    return _find_output(_get_library(), x, weight, bias, channels_last)[0]
+    return _find_output(_get_library(), x, weight, bias, channels_last, keep=False)[0]
 
 
 class _Context(Protocol):
@@ -99,13 +99,16 @@ def _compute_plainly(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _find_output(
-    library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, channels_last: bool
+    library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, channels_last: bool, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """y and, for the passes back, which of the four in a window is the maximum [B, H/2, W/2, _OUTPUTS] of uint8."""
+    """y and, for the passes back, which of the four in a window is the maximum [B, H/2, W/2, _OUTPUTS] of uint8.
+
+    Where it is not to be kept, the second tensor is empty.
+    """
     images, _, height, width = x.shape
     order = torch.channels_last if channels_last else torch.contiguous_format
-    y = torch.empty((images, _OUTPUTS, height // 2, width // 2), memory_format=order)
-    which = torch.empty((images, height // 2, width // 2, _OUTPUTS), dtype=torch.uint8)
+    y = torch.empty((images, _OUTPUTS, height // 2, width // 2), dtype=x.dtype, device=x.device, memory_format=order)
+    which = x.new_empty((images, height // 2, width // 2, _OUTPUTS) if keep else (0,), dtype=torch.uint8)
     x, weight, bias = _order(x), _order(weight), bias.contiguous()
 
     def work(part: ImageRange) -> None:
@@ -121,7 +124,7 @@ def _find_weight_gradient(library: ctypes.CDLL, g: Tensor, which: Tensor, x: Ten
     x, (g, last) = _order(x), _find_order(g)
     run = library.run_narrow_weight_gradient if channels <= _NARROW else library.run_weight_gradient
     parts = [(start, min(start + _PART, images)) for start in range(0, images, _PART)]
-    found = [(torch.zeros(_OUTPUTS, 5, 5, channels), torch.zeros(_OUTPUTS)) for _ in parts]
+    found = [(g.new_zeros(_OUTPUTS, 5, 5, channels), g.new_zeros(_OUTPUTS)) for _ in parts]
 
     def work(part: ImageRange) -> None:
         _call(run, (g, which, x, *found[part[0] // _PART]), x.shape, last, part)
@@ -135,7 +138,7 @@ def _find_weight_gradient(library: ctypes.CDLL, g: Tensor, which: Tensor, x: Ten
 
 
 def _find_input_gradient(library: ctypes.CDLL, g: Tensor, which: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-    dx = torch.empty(shape, memory_format=torch.channels_last)
+    dx = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
     weight, (g, last) = _order(weight), _find_order(g)
 
     def work(part: ImageRange) -> None:
@@ -203,7 +206,8 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _agrees(library: ctypes.CDLL, channels: int) -> bool:
-    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator("cpu").manual_seed(0)
+    draw = functools.partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
     x, weight, bias = draw(2, channels, 6, 14), draw(_OUTPUTS, channels, 5, 5), draw(_OUTPUTS)
     y, which = _find_output(library, x, weight, bias, True)
     g = draw(y.shape)

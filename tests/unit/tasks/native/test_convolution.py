@@ -183,6 +183,23 @@ def test_the_same_bytes_on_any_number_of_threads(channels: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
 
 
+def test_defaults_of_the_caller_do_not_matter() -> None:
+    inputs = draw(2, 32, 8, 8)
+    expected = convolution.conv_pool(*inputs)
+    wanted = slopes(expected, [*inputs])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            y = convolution.conv_pool(*inputs)
+            found = torch.autograd.grad(y, inputs, torch.ones_like(y))
+            assert convolution._load.__wrapped__() is not None
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(y, expected)
+    assert [v.dtype for v in found] == [v.dtype for v in wanted]
+
+
 def test_only_what_is_asked_for() -> None:
     x, weight, bias = draw(2, 32, 8, 8)
     everything = slopes(convolution.conv_pool(x, weight, bias), [x, weight, bias])
@@ -247,6 +264,7 @@ def test_transforms_find_pytorch() -> None:
         y = net(forward_ad.make_dual(x, torch.ones_like(x)))
         assert forward_ad.unpack_dual(y).tangent is not None
     with torch.autocast("cpu", torch.bfloat16):
+        assert not convolution.fits(x, net.conv1.weight)
         assert net(x).dtype == torch.bfloat16
     with torch.no_grad():
         torch.testing.assert_close(torch.jit.trace(net, x)(x), net(x), rtol=1e-4, atol=1e-4)
