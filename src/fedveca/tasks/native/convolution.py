@@ -30,7 +30,7 @@ _WIDE = 16  # more of them are a multiple of it
 _MOST_INPUTS = 64
 _MOST_PIXELS = 2**14  # of an image
 _PART = 32  # images whose gradients are summed at once
-_SHARE = 8  # images that make a further thread worthwhile
+_SHARE = 64  # images that make a thread worthwhile
 _CLOSE = 1e-4  # how near to PyTorch's numbers those of a compiled file are before it is used
 ImageRange = tuple[int, int]  # the first image and the one after the last
 
@@ -169,15 +169,19 @@ def _call(
 
 
 def _split(images: int) -> list[ImageRange]:
-    """A share for each of PyTorch's threads; images do not depend on each other."""
-    n = min(torch.get_num_threads(), -(-images // _SHARE))
+    """A share for each thread; images do not depend on each other."""
+    n = _count_threads(images)
     ends = [images * i // n for i in range(n + 1)]
     return list(itertools.pairwise(ends))
 
 
+def _count_threads(images: int) -> int:
+    return min(torch.get_num_threads(), -(-images // _SHARE))
+
+
 def _share(work: Callable[[ImageRange], None], parts: Sequence[ImageRange]) -> None:
     """Threads that end with the call: a process may be forked between two calls."""
-    n = min(torch.get_num_threads(), len(parts))
+    n = _count_threads(parts[-1][1])
     if n == 1:
         for part in parts:
             work(part)

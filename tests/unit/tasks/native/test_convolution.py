@@ -165,7 +165,7 @@ def test_an_image_does_not_depend_on_its_batch(channels: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 32])
 def test_the_same_bytes_on_any_number_of_threads(channels: int) -> None:
-    inputs = draw(70, channels, 6, 10)
+    inputs = draw(200, channels, 6, 10)
 
     def work(threads: int) -> tuple[Tensor, ...]:
         torch.set_num_threads(threads)
