@@ -122,7 +122,7 @@ static void pool(const float *sums, const float *bias, float *y, uint8_t *which,
                 at = (at & ~larger) | (i & larger);
             }
             most += load(bias + o);
-            Mask off = most <= 0;
+            Mask off = most <= fill(0);
             *(Vector *)(y + o) = choose(off, fill(0), most);
             if (which)
                 *(Bytes *)(which + w / 2 * OUTPUTS + o) = __builtin_convertvector((at & ~off) | (OFF & off), Bytes);
