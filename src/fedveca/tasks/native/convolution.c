@@ -98,7 +98,7 @@ INLINE void convolve(const float *padded, const float *weight, float *sums, int6
 
 static void convolve_line(const float *padded, const float *weight, float *sums, Shape s, int64_t rows, int first) {
     int64_t line = (s.width + 4) * s.channels;
-    for (int64_t left = s.width, columns; left; left -= columns, padded += columns * s.channels, sums += columns * OUTPUTS) {
+    for (int64_t left = s.width, columns; left; left -= columns) {
         columns = left >= COLUMNS && left != COLUMNS + 2 ? COLUMNS : left >= 4 && COLUMNS > 4 ? 4 : 2;
         if (columns == COLUMNS)
             convolve(padded, weight, sums, line, s.width, s.channels, rows, COLUMNS, first);
@@ -106,6 +106,8 @@ static void convolve_line(const float *padded, const float *weight, float *sums,
             convolve(padded, weight, sums, line, s.width, s.channels, rows, 4, first);
         else
             convolve(padded, weight, sums, line, s.width, s.channels, rows, 2, first);
+        padded += columns * s.channels;
+        sums += columns * OUTPUTS;
     }
 }
 
@@ -147,10 +149,7 @@ int run_forward(const float *x, const float *weight, const float *bias, float *y
         for (int64_t h = 0; h < height; h += 2) {
             for (int64_t dy = 0; dy < 5; dy += rows) {
                 const float *part = turned + dy * 5 * channels * OUTPUTS;
-                if (dy)
-                    convolve_line(padded + (h + dy) * line, part, sums, s, rows, 0);
-                else
-                    convolve_line(padded + h * line, part, sums, s, rows, 1);
+                convolve_line(padded + (h + dy) * line, part, sums, s, rows, dy == 0);
             }
             int64_t at = h * width / 4 * OUTPUTS;
             pool(sums, bias, out + at, which ? which + i * pixels * OUTPUTS + at : NULL, width);
@@ -359,12 +358,13 @@ int run_input_gradient(const float *g, const uint8_t *which, const float *weight
             const float *part = turned + c * OUTPUTS * 25;
             memset(plane, 0, (size_t)size * sizeof(float));
             for (int64_t h = 0; h < height; h++) {
-                const Item *of_line = lists + h * width * OUTPUTS;
+                const Item *items = lists + h * width * OUTPUTS;
+                const uint8_t *many = counts + h * width;
                 int dy = 0;
                 for (; dy + ROWS <= 5; dy += ROWS)
-                    spread_line(plane + (h + dy) * line, part + dy * 5 * LANES, of_line, counts + h * width, width, ROWS);
+                    spread_line(plane + (h + dy) * line, part + dy * 5 * LANES, items, many, width, ROWS);
                 for (; dy < 5; dy++)
-                    spread_line(plane + (h + dy) * line, part + dy * 5 * LANES, of_line, counts + h * width, width, 1);
+                    spread_line(plane + (h + dy) * line, part + dy * 5 * LANES, items, many, width, 1);
             }
             for (int64_t h = 0; h < height; h++)
                 for (int64_t w = 0; w < width; w++)

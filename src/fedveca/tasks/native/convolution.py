@@ -37,7 +37,13 @@ ImageRange = tuple[int, int]  # the first image and the one after the last
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether there are kernels for it, here and now: none that is recorded, compiled, mapped or cast."""
-    if not _is_eager() or x.device.type != "cpu" or x.dim() != 4 or weight.shape != (_OUTPUTS, x.shape[1], 5, 5):
+    if (
+        not _is_eager()
+        or torch.is_autocast_enabled("cpu")
+        or x.device.type != "cpu"
+        or x.dim() != 4
+        or weight.shape != (_OUTPUTS, x.shape[1], 5, 5)
+    ):
         return False
     _, channels, height, width = x.shape
     known = channels <= _NARROW or (channels % _WIDE == 0 and channels <= _MOST_INPUTS)
@@ -50,9 +56,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def _is_eager() -> bool:
     """Whether operations are computed where they stand, and nothing else looks at them."""
-    looked_at = torch.compiler.is_compiling() or torch._C._is_tracing() or torch.is_autocast_enabled("cpu")
-    watched = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-    return not (looked_at or watched or forward_ad._current_level >= 0)
+    recorded = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    return not (recorded or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor, *, channels_last: bool = True) -> Tensor:
@@ -85,9 +90,12 @@ class PooledConvolution(torch.autograd.Function):
     def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, which = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+        again = torch.is_grad_enabled()  # whether the gradient will be differentiated itself
+        if again or not _is_eager():
             inputs = [v for v, want in zip((x, weight, bias), wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(_compute_plainly(x, weight, bias), inputs, g, create_graph=True))
+            with torch.enable_grad():
+                y = _compute_plainly(x, weight, bias)
+            found = iter(torch.autograd.grad(y, inputs, g, create_graph=again))
             return *(next(found) if want else None for want in wanted), None
         dx = _find_input_gradient(_get_library(), g, which, weight, x.shape) if wanted[0] else None
         dw, db = _find_weight_gradient(_get_library(), g, which, x) if wanted[1] or wanted[2] else (None, None)

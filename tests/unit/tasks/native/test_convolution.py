@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from fedveca.tasks.live_bytes import LiveBytes
 from fedveca.tasks.models import model
 from fedveca.tasks.models.cnn import Cnn
 from fedveca.tasks.native import convolution
@@ -226,6 +227,14 @@ def test_a_gradient_of_a_gradient() -> None:
     torch.testing.assert_close(twice(convolution.conv_pool(*inputs)), twice(plain(*inputs)), rtol=1e-3, atol=1e-1)
 
 
+def test_many_gradients_at_once() -> None:
+    inputs = draw(2, 32, 6, 8)
+    y, expected = convolution.conv_pool(*inputs), plain(*inputs)
+    g = torch.randn(3, *y.shape)
+    found, wanted = (torch.autograd.grad(v, inputs, g, is_grads_batched=True) for v in (y, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_what_fits() -> None:
     def fit(*shape: int, outputs: int = 32, size: int = 5, **how: Any) -> bool:
         return convolution.fits(torch.empty(shape, **how), torch.empty(outputs, shape[1], size, size, **how))
@@ -263,6 +272,8 @@ def test_transforms_find_pytorch() -> None:
     with forward_ad.dual_level():
         y = net(forward_ad.make_dual(x, torch.ones_like(x)))
         assert forward_ad.unpack_dual(y).tangent is not None
+    with LiveBytes():
+        assert not convolution.fits(x, net.conv1.weight)
     with torch.autocast("cpu", torch.bfloat16):
         assert not convolution.fits(x, net.conv1.weight)
         assert net(x).dtype == torch.bfloat16
