@@ -37,21 +37,15 @@ ImageRange = tuple[int, int]  # the first image and the one after the last
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether there are kernels for it, here and now: none that is recorded, compiled, mapped or cast."""
-    if (
-        not _is_eager()
-        or torch.is_autocast_enabled("cpu")
-        or x.device.type != "cpu"
-        or x.dim() != 4
-        or weight.shape != (_OUTPUTS, x.shape[1], 5, 5)
-    ):
+    if not _is_eager() or torch.is_autocast_enabled("cpu") or x.device.type != "cpu" or x.dim() != 4:
         return False
     _, channels, height, width = x.shape
     known = channels <= _NARROW or (channels % _WIDE == 0 and channels <= _MOST_INPUTS)
     sized = height % 2 == 0 and width % 2 == 0 and height * width <= _MOST_PIXELS and x.numel() > 0
     plain = type(x) is Tensor and type(weight) in (Tensor, Parameter) and weight.device == x.device
+    matching = weight.shape == (_OUTPUTS, channels, 5, 5) and x.dtype == weight.dtype == torch.float32
     wants_no_input = channels > _NARROW or not (torch.is_grad_enabled() and x.requires_grad)
-    right = known and sized and plain and wants_no_input and x.dtype == weight.dtype == torch.float32
-    return right and _load() is not None
+    return known and sized and plain and matching and wants_no_input and _load() is not None
 
 
 def _is_eager() -> bool:
@@ -91,7 +85,8 @@ class PooledConvolution(torch.autograd.Function):
         x, weight, bias, which = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         again = torch.is_grad_enabled()  # whether the gradient will be differentiated itself
-        if again or not _is_eager():
+        several = torch._C._functorch.is_legacy_batchedtensor(g)  # of is_grads_batched
+        if again or several or not _is_eager():
             inputs = [v for v, want in zip((x, weight, bias), wanted, strict=True) if want]
             with torch.enable_grad():
                 y = _compute_plainly(x, weight, bias)
