@@ -112,7 +112,7 @@ def _find_output(
     order = torch.channels_last if channels_last else torch.contiguous_format
     y = torch.empty((images, _OUTPUTS, height // 2, width // 2), dtype=x.dtype, device=x.device, memory_format=order)
     which = x.new_empty((images, height // 2, width // 2, _OUTPUTS) if keep else (0,), dtype=torch.uint8)
-    x, weight, bias = _order(x), _order(weight), bias.contiguous()
+    x, weight, bias = _order(x), _order(weight), bias.to(x.dtype).contiguous()
 
     def work(part: ImageRange) -> None:
         _call(library.run_forward, (x, weight, bias, y, which), x.shape, channels_last, part)
