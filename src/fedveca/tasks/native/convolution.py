@@ -94,7 +94,7 @@ class PooledConvolution(torch.autograd.Function):
             return *(next(found) if want else None for want in wanted), None
         dx = _find_input_gradient(_get_library(), g, which, weight, x.shape) if wanted[0] else None
         dw, db = _find_weight_gradient(_get_library(), g, which, x) if wanted[1] or wanted[2] else (None, None)
-        return dx, dw if wanted[1] else None, db if wanted[2] else None, None
+        return dx, dw, db, None  # autograd drops what is not wanted
 
 
 def _compute_plainly(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
