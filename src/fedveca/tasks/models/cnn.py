@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveca.tasks.models.registry import Shape, Task, named_model, require_images
+from fedveca.tasks.native import convolution
 
 
 class Cnn(nn.Module):
@@ -42,8 +43,8 @@ def _pool(x: Tensor, conv: nn.Conv2d, channels_last: bool = True) -> Tensor:
     Kernels of our own give it in the order `channels_last` says; PyTorch's in the one that they choose.
     """
     assert conv.bias is not None
-    apart = x.is_cuda and not torch.compiler.is_compiling()  # a compiler fuses it itself
-    kernels = _import_kernels() if apart else None
+    compiled = torch.compiler.is_compiling()  # a compiler fuses it itself
+    kernels = None if compiled else _import_cuda_kernels() if x.is_cuda else convolution
     if kernels and kernels.fits(x, conv.weight):
         return kernels.conv_pool(x, conv.weight, conv.bias, channels_last=channels_last)  # type: ignore[no-any-return]
     x = nn.functional.conv2d(x, conv.weight, padding=2)
@@ -51,7 +52,7 @@ def _pool(x: Tensor, conv: nn.Conv2d, channels_last: bool = True) -> Tensor:
 
 
 @cache
-def _import_kernels() -> Any:
+def _import_cuda_kernels() -> Any:
     """The CUDA kernels, where Triton is installed (PyTorch's CUDA builds for Linux bring it)."""
     return importlib.import_module("fedveca.tasks.kernels") if importlib.util.find_spec("triton") else None
 
