@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 leave_turn: ContextVar[Callable[[Callable[[], object]], object] | None] = ContextVar("leave_turn", default=None)
-T = TypeVar("T")
+_T = TypeVar("_T")
 SECOND_NAME = "has a second name (a hard link)"
 
 
@@ -41,10 +41,10 @@ def open_new(path: Path) -> int:
     return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
-def work_aside(work: Callable[[], T]) -> T:
+def work_aside(work: Callable[[], _T]) -> _T:
     """What `work` returns: hashing and writing, say. Of several runs in a process the others continue meanwhile."""
     aside = leave_turn.get()
-    return cast(T, aside(work)) if aside else work()
+    return cast(_T, aside(work)) if aside else work()
 
 
 def sync_file(handle: int) -> None:

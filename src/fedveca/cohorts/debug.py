@@ -1,8 +1,8 @@
 """Clients one after another, in plain sight: the engine to find an error with, and the oracle of the fast ones.
 
-No threads, no chunks, no batching of clients: each client takes its steps alone, and an error says in which round, at
-which client and at which local step it arose. The draws, the reports and the memory are those of `LocalCohort`, so the
-results agree up to the rounding of float32.
+No threads, no chunks, no batching of clients, no kernels of our own on the CPU: each client takes its steps alone, and
+an error says in which round, at which client and at which local step it arose. The draws, the reports and the memory
+are those of `LocalCohort`, so the results agree up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedveca.cohorts.random import SAMPLINGS, draw_seed
 from fedveca.cohorts.scores import hold_rows
 from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 from fedveca.tasks.datasets.lazy import LazyRows
+from fedveca.tasks.native.library import use_pytorch
 from fedveca.tasks.partition import Shares
 from fedveca.tasks.problem import Problem
 
@@ -85,7 +86,7 @@ class DebugCohort:
         """Who answered, and the report, as `Cohort` has it."""
         order = self.transfer.receive(order)
         aggregator, finite, each, norms = self.aggregate(), [], [], []
-        with use_one_thread():
+        with use_one_thread(), use_pytorch():
             for client, steps in zip(ids.tolist(), tau.tolist(), strict=True):
                 vectors, numbers, counts = self._run_client(k, order, client, steps, aggregator.largest)
                 finite.append(counts)
@@ -177,7 +178,7 @@ class DebugCohort:
     def evaluate(self, k: int, order: Order, part: HeldPart, finetune: int = 0) -> ClientScores:
         """What each client finds on the rows that it holds back, as `Cohort` has it."""
         held, found, order = self.held[part], [], self.transfer.receive(order)
-        with use_one_thread():
+        with use_one_thread(), use_pytorch():
             for client, trained in zip(held.ids.tolist(), held.trained_by(len(self.sizes)).tolist(), strict=True):
                 w, running = self._find_model(k, order, trained, finetune)
                 with _name_place(f"round {k + 1}, client {client}, {part} rows"):

@@ -156,7 +156,8 @@ class ModuleProblem:
         return out
 
     def describe_kernels(self) -> str:
-        return ""
+        describe = getattr(self.module, "describe_kernels", str)
+        return str(describe())
 
     def hash_fixed(self) -> str:
         if self._hash is None:  # a node is asked for it with every message

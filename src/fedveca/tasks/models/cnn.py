@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedveca.tasks.models.registry import Shape, Task, named_model, require_images
 from fedveca.tasks.native import convolution
+from fedveca.tasks.native.library import PYTORCH, describe_compiler
 
 
 class Cnn(nn.Module):
@@ -29,6 +30,10 @@ class Cnn(nn.Module):
                     nn.init.trunc_normal_(p, std=0.1, a=-0.2, b=0.2)
                 else:
                     nn.init.constant_(p, 0.1)
+
+    def describe_kernels(self) -> str:
+        """What computes the convolutions on a CPU: the compiler of our kernels, or "PyTorch"."""
+        return describe_compiler() if convolution.has_kernels() else PYTORCH
 
     def forward(self, x: Tensor) -> Tensor:
         x = _pool(x, self.conv1)

@@ -45,7 +45,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     plain = type(x) is Tensor and type(weight) in (Tensor, Parameter) and weight.device == x.device
     matching = weight.shape == (_OUTPUTS, channels, 5, 5) and x.dtype == weight.dtype == torch.float32
     wants_no_input = channels > _NARROW or not (torch.is_grad_enabled() and x.requires_grad)
-    return known and sized and plain and matching and wants_no_input and _load() is not None
+    return known and sized and plain and matching and wants_no_input and has_kernels()
 
 
 def _is_eager() -> bool:
@@ -199,12 +199,19 @@ def _get_library() -> ctypes.CDLL:
     return library
 
 
-@functools.cache
+def has_kernels() -> bool:
+    """Whether there are functions in C, here and now, for what fits."""
+    return _load() is not None
+
+
 def _load() -> ctypes.CDLL | None:
-    """The compiled functions; None where there are none, or where they do not compute what PyTorch does."""
     library = load_kernels("convolution")
-    if library is None:
-        return None
+    return _find_checked(library) if library else None
+
+
+@functools.cache
+def _find_checked(library: ctypes.CDLL) -> ctypes.CDLL | None:
+    """The compiled functions; None where they do not compute what PyTorch does."""
     with torch.inference_mode(False), torch.enable_grad():
         wrong = [channels for channels in (1, _WIDE) if not _agrees(library, channels)]
     if wrong:

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from fedveca.tasks.datasets.download import cache
@@ -23,6 +25,7 @@ PYTORCH = "PyTorch"  # what computes where nothing was compiled
 SOURCES = Path(__file__).parent
 # No option lets a compiler change the order of sums or what NaN and infinity mean.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
+_plainly: ContextVar[bool] = ContextVar("plainly", default=False)
 _SECONDS = 120  # that a compiler may take
 
 
@@ -31,7 +34,17 @@ def load_kernels(name: str) -> ctypes.CDLL | None:
 
     Calls of its functions release Python's lock, so that threads compute side by side.
     """
-    return None if os.environ.get(SWITCH) == "off" else _load_once(name)
+    return None if _plainly.get() or os.environ.get(SWITCH) == "off" else _load_once(name)
+
+
+@contextlib.contextmanager
+def use_pytorch() -> Iterator[None]:
+    """While it lasts, this thread computes with PyTorch's operations."""
+    before = _plainly.set(True)
+    try:
+        yield
+    finally:
+        _plainly.reset(before)
 
 
 def find_compiler() -> str | None:

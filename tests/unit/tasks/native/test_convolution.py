@@ -194,7 +194,7 @@ def test_defaults_of_the_caller_do_not_matter() -> None:
         with torch.device("meta"):
             y = convolution.conv_pool(*inputs)
             found = torch.autograd.grad(y, inputs, torch.ones_like(y))
-            assert convolution._load.__wrapped__() is not None
+            assert convolution._find_checked.__wrapped__(convolution._get_library()) is not None
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(y, expected)
@@ -285,12 +285,11 @@ def test_wrong_functions_are_not_used(caplog: pytest.LogCaptureFixture, monkeypa
     right = convolution._load()
     wrong = SimpleNamespace(**{name: getattr(right, name) for name in ("run_forward", "run_narrow_weight_gradient")})
     wrong.run_input_gradient = wrong.run_weight_gradient = lambda *_: 1
-    monkeypatch.setattr(convolution, "load_kernels", lambda name: wrong)
     with caplog.at_level(logging.WARNING):
-        assert convolution._load.__wrapped__() is None
+        assert convolution._find_checked.__wrapped__(wrong) is None
     assert "PyTorch's operations are used" in caplog.text
     monkeypatch.setattr(convolution, "load_kernels", lambda name: None)
-    assert convolution._load.__wrapped__() is None
+    assert convolution._load() is None
 
 
 def test_no_memory_is_said() -> None:

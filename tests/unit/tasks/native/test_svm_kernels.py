@@ -263,8 +263,8 @@ def test_the_environment_says_what_computes(monkeypatch: pytest.MonkeyPatch) -> 
     def find(name: str, **words: Any) -> str | None:
         return run(Experiment(model=name, data="digits", rounds=1, **words), device="cpu").environment.get("kernels")
 
-    assert find("svm") == describe_compiler() != PYTORCH
+    assert find("svm") == find("cnn") == describe_compiler() != PYTORCH
     assert find("svm", engine="debug") is None
     assert find("mlp") is None
     monkeypatch.setenv("FEDVECA_KERNELS", "off")
-    assert find("svm") == PYTORCH
+    assert find("svm") == find("cnn") == PYTORCH
