@@ -1,4 +1,4 @@
-"""What an average like FedVecaM's gives to its rivals: `python -m studies.rivals.averaged digits-case3 --out a.json`.
+"""What an average like FedVecaM's gives to its rivals: `python -m studies.rivals.averaged digits-case3 --out FILE`.
 
 FedVecaM's model is an average of the server's points. Here the models of other methods are averaged with the same
 weights. The rules are those of the study (`studies.rivals.run`): rows, rates tried, seeds; each method's rate is chosen
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import statistics
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,7 +21,10 @@ from fedveca.runs.client_evaluation import ModelEvaluator
 from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.schema import get_number
 from studies.rivals.averages import average_points
-from studies.rivals.run import SEEDS, TUNING_SEED, list_tuned, make_rival, parse_case
+from studies.rivals.cases import OURS, name_rival
+from studies.rivals.fresh import STORED
+from studies.rivals.results import LEVEL, RivalLead, correct_holm, find_p
+from studies.rivals.run import SEEDS, TUNING_SEED, Unit, list_tuned, make_rival, parse_case, read_cases
 
 METHODS = ("fedavg", "scaffold tuned", "fedacg")
 FACTORS = 8  # as in FedVecaM
@@ -60,9 +64,37 @@ def measure_averaged(job: tuple[str, str, str]) -> AveragedUnit:
     return {"case": case, "method": method, "settings": best, "runs": runs}
 
 
+def compare_averaged(stored: list[Unit], averaged: list[AveragedUnit]) -> list[RivalLead]:
+    """FedVecaM against each of them over the same seeds, by Holm's rule over all."""
+    ours = {unit["case"]: unit["runs"] for unit in stored if unit["method"] == OURS}
+    raw = []
+    for unit in averaged:
+        each = [ours[unit["case"]][seed]["last"] - last for seed, last in unit["runs"].items()]
+        raw.append(RivalLead(unit["case"], unit["method"], statistics.fmean(each), find_p(each)))
+    return [lead._replace(p=p) for lead, p in zip(raw, correct_holm([lead.p for lead in raw]), strict=True)]
+
+
+def make_averaged_table(stored: list[Unit], averaged: list[AveragedUnit]) -> str:
+    """A line per case: FedVecaM, and each method without and with the average; * where that differs from FedVecaM."""
+    known = {
+        (unit["case"], unit["method"]): statistics.fmean(r["last"] for r in unit["runs"].values()) for unit in stored
+    }
+    mean = {(unit["case"], unit["method"]): statistics.fmean(unit["runs"].values()) for unit in averaged}
+    clear = {(lead.case, lead.rival) for lead in compare_averaged(stored, averaged) if lead.p < LEVEL}
+    titles = [title for method in METHODS for title in (name_rival(method), "averaged")]
+    lines = [f"| case | {name_rival(OURS)} | {' | '.join(titles)} |", "|---" * (len(titles) + 2) + "|"]
+    for case in read_cases():
+        if (case, METHODS[0]) in mean:
+            cells = [f"{known[case, OURS]:.2f}"]
+            for at in ((case, method) for method in METHODS):
+                cells += [f"{known[at]:.2f}", f"{mean[at]:.2f}{'*' if at in clear else ''}"]
+            lines.append(f"| {case} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", type=parse_case, metavar="case")
+    parser.add_argument("cases", nargs="*", type=parse_case, metavar="case")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=2)
@@ -77,6 +109,7 @@ def main() -> None:
             args.out.write_text(json.dumps(units) + "\n", "utf-8")
             mean = sum(unit["runs"].values()) / len(unit["runs"])
             print(f"{unit['case']} {unit['method']} {unit['settings']}: {mean:.2f} %", flush=True)
+    print(make_averaged_table(json.loads(STORED.read_text("utf-8")), units))
 
 
 if __name__ == "__main__":

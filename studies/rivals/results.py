@@ -49,12 +49,12 @@ def compare_units(units: Iterable[Unit], which: Which, ours: str = OURS) -> list
         if rival == ours or (case, ours) not in by:
             continue
         each = [by[case, ours][seed][which] - runs[seed][which] for seed in runs]
-        raw.append(RivalLead(case, rival, statistics.fmean(each), _test(each)))
+        raw.append(RivalLead(case, rival, statistics.fmean(each), find_p(each)))
     adjusted = correct_holm([one.p for one in raw])
     return [one._replace(p=p) for one, p in zip(raw, adjusted, strict=True)]
 
 
-def _test(differences: list[float]) -> float:
+def find_p(differences: list[float]) -> float:
     """The p value of a mean that differs from 0."""
     if statistics.pstdev(differences) == 0:
         return 1.0 if differences[0] == 0 else 0.0

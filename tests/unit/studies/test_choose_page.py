@@ -14,9 +14,29 @@ from fedveca import run
 from fedveca.runs.schema import get_number
 from fedveca.tasks.datasets.dataset import load
 from studies.rivals import results, swings
-from studies.rivals.cases import TEST_ROWS, count_test_rows, group_cases, keep_complete, list_cases, name_rival
+from studies.rivals.cases import (
+    TEST_ROWS,
+    count_test_rows,
+    find_family,
+    group_cases,
+    keep_complete,
+    list_cases,
+    name_rival,
+)
+from studies.rivals.fresh import FRESH_SEEDS
 from studies.rivals.grid import compare_grid, find_rate_loss, index_grid, list_cells, make_grid_table
-from studies.rivals.run import GRID, RATES, RIVALS, SEEDS, RivalOutcome, Unit, is_thinned, make_rival, read_cases
+from studies.rivals.run import (
+    GRID,
+    RATES,
+    RIVALS,
+    SEEDS,
+    TUNING_SEED,
+    RivalOutcome,
+    Unit,
+    is_thinned,
+    make_rival,
+    read_cases,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "choose.md").read_text("utf-8")
@@ -261,6 +281,38 @@ def test_limits_of_the_tuning_are_counted(units: list[Unit]) -> None:
         for run in unit["runs"].values()
     ]
     assert f"one of the ten runs ends at {min(run['last'] for run in worst):.1f} %" in PAGE
+
+
+def test_fresh_seeds_say_the_same() -> None:
+    fresh: list[Unit] = json.loads((DOCS / "results" / "rivals-fresh.json").read_text("utf-8"))
+    assert {*fresh[0]["runs"]} == {str(seed) for seed in FRESH_SEEDS}
+    assert not {*map(int, fresh[0]["runs"])} & {*SEEDS, TUNING_SEED}
+    assert keep_complete(fresh) == fresh
+    assert {*list_cases(fresh)} == {case for case in read_cases() if find_family(case) != "CNN"}
+    last, kept = results.count_level(fresh, "last"), results.count_level(fresh, "kept")
+    count = {group: len(cases) for group, cases in group_cases(fresh).items()}
+    ranked = {one.method: one for one in results.rank_methods(fresh, "last")["all"]}
+    assert [*ranked][:2] == ["fedvecam", "fedacg"]
+    (behind,) = (v for v in results.judge_cases(fresh, "last") if v.behind)
+    (lead,) = behind.behind
+    assert (behind.case, lead.rival) == ("svm-dirichlet05-partial-100", "feddyn")
+    far = {c: swings.count_far(swings.list_swings(fresh, c, "fedvecam")) for c in list_cases(fresh)}
+    below = [
+        sum(swings.count_far(swings.list_swings(fresh, c, m)) for c in list_cases(fresh)) for m in swings.list_rivals()
+    ]
+    for sentence in (
+        f"beyond chance on {last['all']} of {count['all']} cases** ({100 * last['all'] / count['all']:.0f} %)",
+        f"on {last['all clients']} of {count['all clients']} where all clients take part, and on {last['a fifth']} of "
+        f"{count['a fifth']} with a fifth of them per round, where FedDyn is ahead by {-lead.lead:.2f} points",
+        f"With kept models it is {kept['all']} of {count['all']}.",
+        f"On the {count['other data']} cases whose data took no part in the choice it holds on {last['other data']}.",
+        f"{ranked['fedvecam'].distance:.2f} points on average; FedACG has {ranked['fedacg'].distance:.2f}, FedAdam "
+        f"{ranked['fedadam'].distance:.2f}, SCAFFOLD {ranked['scaffold'].distance:.2f} and SCAFFOLD tuned "
+        f"{ranked['scaffold tuned'].distance:.2f}",
+        f"in {sum(far.values())} of {len(far) * len(FRESH_SEEDS)} runs, of which {far['heart']} are on heart",
+        f"of each rival's runs it is {min(below)} (SCAFFOLD) to {max(below)} (FedExP)",
+    ):
+        assert sentence in PAGE, sentence
 
 
 def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
