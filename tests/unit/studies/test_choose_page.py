@@ -14,6 +14,7 @@ from fedveca import run
 from fedveca.runs.schema import get_number
 from fedveca.tasks.datasets.dataset import load
 from studies.rivals import results, swings
+from studies.rivals.averaged import METHODS, AveragedUnit, compare_averaged, make_averaged_table
 from studies.rivals.cases import (
     TEST_ROWS,
     count_test_rows,
@@ -315,6 +316,37 @@ def test_fresh_seeds_say_the_same() -> None:
         assert sentence in PAGE, sentence
 
 
+def test_what_an_average_gives_to_rivals(units: list[Unit]) -> None:
+    averaged: list[AveragedUnit] = json.loads((DOCS / "results" / "rivals-averaged.json").read_text("utf-8"))
+    cases = {unit["case"] for unit in averaged}
+    assert cases == {case for case in read_cases() if find_family(case) != "CNN"}
+    assert {(unit["case"], unit["method"]) for unit in averaged} == {(c, m) for c in cases for m in METHODS}
+    assert make_averaged_table(units, averaged) in PAGE
+    clear = [lead for lead in compare_averaged(units, averaged) if lead.p < results.LEVEL]
+    behind = {m: [lead.case for lead in clear if lead.rival == m and lead.lead < 0] for m in METHODS}
+    ahead = {m: sum(lead.rival == m and lead.lead > 0 for lead in clear) for m in METHODS}
+    assert len({case for mine in behind.values() for case in mine}) == 3
+    assert not behind["fedavg"]
+    known = {(u["case"], u["method"]): statistics.fmean(r["last"] for r in u["runs"].values()) for u in units}
+    with_it, without = (
+        {m: statistics.fmean(known[c, "fedvecam"] - value[c, m] for c in cases) for m in METHODS}
+        for value in ({(u["case"], u["method"]): statistics.fmean(u["runs"].values()) for u in averaged}, known)
+    )
+    tuned = "scaffold tuned"
+    for sentence in (
+        f"SCAFFOLD tuned is ahead of FedVecaM beyond chance on {len(behind[tuned])} of the {len(cases)} cases and "
+        f"FedACG on {len(behind['fedacg'])}, on three different ones in all; FedVecaM is ahead of them on "
+        f"{ahead[tuned]} and {ahead['fedacg']}.",
+        f"SCAFFOLD tuned is {with_it[tuned]:.2f} points behind FedVecaM with the average and {without[tuned]:.2f} "
+        f"without it, FedACG {with_it['fedacg']:.2f} and {without['fedacg']:.2f}, FedAvg {with_it['fedavg']:.2f} and "
+        f"{without['fedavg']:.2f}.",
+    ):
+        assert sentence in PAGE, sentence
+    readme = (DOCS.parent / "README.md").read_text("utf-8")
+    said = f"is ahead of it on {len(behind[tuned])} of these {len(cases)}, and behind it on {ahead[tuned]}."
+    assert said in readme
+
+
 def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[results.Standing]]) -> None:
     readme, level = (DOCS.parent / "README.md").read_text("utf-8"), results.count_level(units, "last")
     count = {group: len(cases) for group, cases in group_cases(units).items()}
@@ -328,3 +360,6 @@ def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[resul
     assert f"nearest to the best over all {count['all']}, {near.distance:.2f} points on average" in readme
     assert f"FedACG has {then.distance:.2f}" in readme
     assert f"{count['data of the choice']} of the cases have data on which it was chosen" in readme
+    fresh: list[Unit] = json.loads((DOCS / "results" / "rivals-fresh.json").read_text("utf-8"))
+    again, of = results.count_level(fresh, "last")["all"], len(list_cases(fresh))
+    assert f"On ten fresh seeds, for the {of} cases without a CNN, it is {again} of {of}." in readme
