@@ -23,6 +23,7 @@ from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.layers import LinearLayers, Way
 from fedveca.tasks.losses import Rows, cross_entropy, per_row
 from fedveca.tasks.metrics import METRICS, Metric
+from fedveca.tasks.native.perceptron import PerceptronKernel, find_perceptron_kernel
 from fedveca.tasks.randomness import draw_from
 from fedveca.tasks.replica import Replica, average_rows, find_head, to_scores
 
@@ -176,6 +177,8 @@ class ModuleProblem:
     def gradients(
         self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, statistics: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        if kernel := self._find_kernel(w, x, y):
+            return kernel.evaluate(w, x, y, weight)
         return self._gradients(w, x, y, weight, statistics, None, training=False)
 
     def slope(
@@ -189,6 +192,8 @@ class ModuleProblem:
         generators: Sequence[torch.Generator] | None = None,
         loss: LocalLoss | None = None,
     ) -> Tensor:
+        if kernel := self._find_kernel(w, x, y, loss):
+            return kernel.find_slopes(w, x, y, unit)
         x = x if unit == 1 else x * unit
         if self.augment is not None:
             x = self._augment(self.augment, x, generators)
@@ -201,6 +206,22 @@ class ModuleProblem:
             with torch.no_grad(), nullcontext() if generators is None else draw_from(generators[i]):
                 changed.append(change(rows))
         return torch.stack(changed) if len(changed) > 1 else changed[0][None]
+
+    @property
+    def joins_passes(self) -> bool:
+        """Whether passes of several runs may become one: not in C, where one run's pass is as quick."""
+        return self.layers is not None and find_perceptron_kernel(self.layers.sizes) is None
+
+    def _find_kernel(self, w: Tensor, x: Tensor, y: Tensor, loss: LocalLoss | None = None) -> PerceptronKernel | None:
+        """What computes these gradients in C, if anything does."""
+        if not self._fits_layers(w, y, loss) or x.dtype != torch.float32:
+            return None
+        return find_perceptron_kernel(self.layers.sizes) if self.layers else None
+
+    def _fits_layers(self, w: Tensor, y: Tensor, loss: LocalLoss | None) -> bool:
+        """Whether a pass on the CPU needs no autograd: plain layers, their own loss, and one label per row."""
+        plain = self.layers is not None and loss is None and not w.is_cuda
+        return plain and y.dim() == 2 and not y.is_floating_point()
 
     def find_layers(self, rows: int, weighted: bool) -> LinearLayers | None:
         """The layers through which clients of several runs may pass at once; None where that changes their bytes."""
@@ -237,7 +258,7 @@ class ModuleProblem:
             program = self._compile(training, w.device)
             found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
             return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
-        if self.layers and local is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point():
+        if self.layers and self._fits_layers(w, y, local):
             way = self._find_way(self.layers, w, x, y, weight)
             if way != "autograd":
                 return self.layers.gradients(w, x, y, weight, way=way, want_loss=not training)

@@ -148,7 +148,7 @@ def probe(request: ProbeRequest, pool: ThreadPool) -> Probed:
 def take_passes(walk: PassWalk[_T], problem: Problem) -> _T:
     """Goes through a walk of one run, together with those of the runs that it meets, if their passes may be one."""
     meeting = _meeting.get()
-    if meeting is None or not meeting.joins or not isinstance(problem, ModuleProblem) or problem.layers is None:
+    if meeting is None or not meeting.joins or not isinstance(problem, ModuleProblem) or not problem.joins_passes:
         return take_alone(walk)
     return cast(_T, meeting.ask(walk))
 
