@@ -23,6 +23,7 @@ from fedveca.tasks.datasets.dataset import Inputs, unpack_inputs
 from fedveca.tasks.layers import LinearLayers, Way
 from fedveca.tasks.losses import Rows, cross_entropy, per_row
 from fedveca.tasks.metrics import METRICS, Metric
+from fedveca.tasks.native.library import PYTORCH, describe_compiler
 from fedveca.tasks.native.perceptron import PerceptronKernel, find_perceptron_kernel
 from fedveca.tasks.randomness import draw_from
 from fedveca.tasks.replica import Replica, average_rows, find_head, to_scores
@@ -157,6 +158,8 @@ class ModuleProblem:
         return out
 
     def describe_kernels(self) -> str:
+        if self.layers:
+            return describe_compiler() if find_perceptron_kernel(self.layers.sizes) else PYTORCH
         describe = getattr(self.module, "describe_kernels", str)
         return str(describe())
 

@@ -79,17 +79,27 @@ def find_targets(curves: Sequence[Curve], name: str, better: Direction | None) -
         values = sorted(filter(beyond, set(values)), reverse=better == "lower")
     values = sorted({*values[-MOST_TARGETS:], *stated}, reverse=better == "lower")
     axes = list(list_axes(run for curve in curves for run in curve.runs))
-    return [Target(value, [_reach(curve, name, value, better, axes) for curve in curves]) for value in values]
+    paths = [[_Path(_list_values(run, name), sum_costs(run)) for run in c.runs if not run.diverged] for c in curves]
+    rows = [(paths_of, len(curve.runs)) for paths_of, curve in zip(paths, curves, strict=True)]
+    return [Target(value, [_reach(*row, value, better, axes) for row in rows]) for value in values]
 
 
-def _reach(curve: Curve, name: str, target: float, better: Direction, axes: Sequence[str]) -> dict[str, Reached]:
+class _Path(NamedTuple):
+    """What one run had reached, and used up, after each of its rounds."""
+
+    values: list[float | None]
+    costs: dict[str, list[float]]  # by axis
+
+
+def _reach(
+    paths: Sequence[_Path], seeds: int, target: float, better: Direction, axes: Sequence[str]
+) -> dict[str, Reached]:
     found: dict[str, list[float]] = {axis: [] for axis in axes}
-    for run in curve.runs:
-        k = None if run.diverged else rounds_to_reach(_list_values(run, name), target, better)
-        costs = sum_costs(run)
-        for axis in axes if k else ():
-            found[axis].append(costs[axis][(k or 1) - 1])
-    return {axis: _summarise(values, len(curve.runs)) for axis, values in found.items()}
+    for path in paths:
+        if k := rounds_to_reach(path.values, target, better):
+            for axis in axes:
+                found[axis].append(path.costs[axis][k - 1])
+    return {axis: _summarise(costs, seeds) for axis, costs in found.items()}
 
 
 def _summarise(costs: list[float], seeds: int) -> Reached:

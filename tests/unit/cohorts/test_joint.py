@@ -17,6 +17,12 @@ from fedveca.tasks.svm import SquaredSvm
 B = 16
 
 
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C the layers of one run are as quick alone."""
+    monkeypatch.setenv("FEDVECA_KERNELS", "off")
+
+
 def perceptron(inputs: int = 64, outputs: int = 10) -> ModuleProblem:
     torch.manual_seed(0)
     return ModuleProblem(nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs)))

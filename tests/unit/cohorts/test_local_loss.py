@@ -50,11 +50,18 @@ def make_problem() -> ModuleProblem:
     return ModuleProblem(TwoLayers())
 
 
+def make_plain_problem() -> ModuleProblem:
+    """Of layers that have kernels in C, and no autograd, where the loss is their own."""
+    torch.manual_seed(0)
+    return ModuleProblem(nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)))
+
+
 def score(problem: ModuleProblem, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """By hand: scores, and what the last layer takes in."""
-    named = problem.named(w)
-    z = torch.tanh(x.flatten(1) @ named["body.weight"].T + named["body.bias"])
-    return z @ named["head.weight"].T + named["head.bias"], z
+    matrix, bias, head, last = problem.named(w).values()
+    z = x.flatten(1) @ matrix.T + bias
+    z = z.relu() if problem.layers else torch.tanh(z)
+    return z @ head.T + last, z
 
 
 @pytest.mark.parametrize("engine", [LocalCohort, DebugCohort])
@@ -76,8 +83,9 @@ def test_it_is_its_papers_algorithm(algorithm: Algorithm, oracle: Oracle, partic
     assert float((after.w - problem.init()).abs().max()) > 1e-3
 
 
-def test_the_gradient_is_that_of_a_hand_written_loss() -> None:
-    problem, x, y = make_problem(), torch.randn(1, 6, 1, 8, 8), torch.tensor([[0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("make", [make_problem, make_plain_problem])
+def test_the_gradient_is_that_of_a_hand_written_loss(make: Callable[[], ModuleProblem]) -> None:
+    problem, x, y = make(), torch.randn(1, 6, 1, 8, 8), torch.tensor([[0, 1, 2, 3, 4, 5]])
     w, other = problem.init(), problem.init() + 0.1 * torch.randn(problem.size)
     counts = torch.tensor([[5.0, 1.0, 0.0, 2.0, 7.0, 1.0]])  # four labels are not counted: they have no rows
 

@@ -46,6 +46,7 @@ E = Experiment(model="svm", rounds=4, batch=8, clients=5, partition="dirichlet",
 NAMES = tuple(name for name in methods() if not load_method(name).algorithm.needs_timing)
 Requests = Sequence[ProbeRequest | PassWalk[Any]]
 MLP = replace(E, model="mlp", hidden=32, batch=16, probe="auto")
+KINDS = {"svm": E, "mlp": MLP, "layers": MLP}  # layers: without kernels in C, where passes of several runs are one
 KEPT = ("checkpoint.safetensors", "checkpoint.former.safetensors")
 SETTINGS = {
     "participation": {"participation": 0.5},
@@ -82,8 +83,26 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert threading.active_count() <= most
 
 
-def choose(name: str, model: str) -> Experiment:
-    if model == "mlp":
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One of KINDS, with or without kernels in C."""
+    found: str = request.param
+    choose_kernels(found, monkeypatch)
+    return found
+
+
+@pytest.fixture
+def e(kind: str) -> Experiment:
+    return KINDS[kind]
+
+
+def choose_kernels(kind: str, patch: pytest.MonkeyPatch) -> None:
+    if kind == "layers":
+        patch.setenv("FEDVECA_KERNELS", "off")
+
+
+def choose(name: str, kind: str) -> Experiment:
+    if kind != "svm":
         return replace(MLP, method=name)
     return replace(E, method=name, model="logistic" if load_method(name).algorithm.has_loss else "svm")
 
@@ -109,21 +128,22 @@ def everyone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("together")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting, "_LARGE", 1)
-        for kind, model in (("svm", "svm"), ("svm", "logistic"), ("mlp", "mlp")):
+        for kind, model in (("svm", "svm"), ("svm", "logistic"), ("mlp", "mlp"), ("layers", "mlp")):
+            choose_kernels(kind, patch)
             mine = [e for e in (choose(name, kind) for name in NAMES) if e.model == model]
             complete_runs([RunPlan(e, out / kind / e.method, "cpu") for e in mine], never)
     return out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["svm", "mlp"])
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_has_the_bytes_that_it_has_alone(name: str, kind: str, everyone: Path, tmp_path: Path) -> None:
     run(choose(name, kind), tmp_path / "alone", device="cpu")
     alike(everyone / kind / name, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("e", [E, MLP], ids=["svm", "mlp"])
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_settings(settings: dict[str, object], e: Experiment, tmp_path: Path, meets: list[int]) -> None:
     mine = plans([e.replace(method=name, **settings) for name in ("fedavg", "fedprox", "fednova")], tmp_path / "all")
@@ -134,7 +154,7 @@ def test_settings(settings: dict[str, object], e: Experiment, tmp_path: Path, me
         alike(plan.folder, tmp_path / plan.folder.name)
 
 
-@pytest.mark.parametrize("e", [E, MLP], ids=["svm", "mlp"])
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_runs_of_different_lengths_rates_and_seeds(e: Experiment, tmp_path: Path) -> None:
     several = [replace(e, method="fedavg", **more) for more in ({"rounds": 2}, {"lr": 0.2}, {"seed": 1}, {"lr": 1e9})]
     several[3] = replace(several[3], rounds=30)  # it diverges, and the others do not notice
@@ -236,6 +256,7 @@ def test_a_second_ctrl_c_leaves_no_thread_and_no_lock(tmp_path: Path, monkeypatc
 def test_local_steps_of_small_layers_are_one_pass(
     clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    choose_kernels("layers", monkeypatch)
     seen: list[int] = []
     real = LinearLayers.gradients
 
@@ -283,9 +304,9 @@ compare(Experiment({settings}), 1, sys.argv[1], methods=("fedavg", "scaffold", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["svm", "mlp"])
-def test_killed_and_resumed(model: str, tmp_path: Path, meets: list[int]) -> None:
-    e = replace(E if model == "svm" else MLP, rounds=60, participation=0.8, faults="drop:0.2")
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_killed_and_resumed(e: Experiment, tmp_path: Path, meets: list[int]) -> None:
+    e = replace(e, rounds=60, participation=0.8, faults="drop:0.2")
     names, keys = ("fedavg", "scaffold", "fedprox"), ("model", "rounds", "batch", "clients", "partition", "lr", "tau_0")
     words = {key: getattr(e, key) for key in (*keys, "probe", "hidden")}
     words |= {"participation": e.participation, "faults": e.faults}
@@ -450,6 +471,7 @@ def test_a_run_that_waits_for_the_disk_more_often_still_takes_its_steps_with_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SCAFFOLD has one file more than FedAvg; no walk through local steps is answered without the other's."""
+    choose_kernels("layers", monkeypatch)
     walks: list[int] = []
 
     def count(requests: Requests, threads: ThreadPool) -> list[Any]:

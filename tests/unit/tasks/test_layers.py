@@ -17,6 +17,12 @@ from fedveca.tasks.module_problem import FEW, ModuleProblem
 G = torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C the layers are computed without PyTorch."""
+    monkeypatch.setenv("FEDVECA_KERNELS", "off")
+
+
 def perceptron(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(widths):

@@ -58,9 +58,9 @@ class Case:
     def find(self, i: int, weighted: bool = False) -> tuple[Tensor, Tensor]:
         """F and its gradient of a client, in float64."""
         w, h, at = self.w[i].double().requires_grad_(), self.x[i].double(), 0
-        for l, (a, b) in enumerate(self.sizes):
+        for at_layer, (a, b) in enumerate(self.sizes):
             matrix, bias = w[at : at + a * b].view(b, a), w[at + a * b : at + a * b + b]
-            h, at = (h.relu() if l else h) @ matrix.T + bias, at + (a + 1) * b
+            h, at = (h.relu() if at_layer else h) @ matrix.T + bias, at + (a + 1) * b
         rows = cross_entropy(h, self.y[i], reduction="none")
         loss = (self.weight[i].double() * rows).sum() if weighted else rows.mean()
         return loss.detach(), torch.autograd.grad(loss, w)[0]
@@ -101,8 +101,9 @@ def test_alone_and_among_others(widths: tuple[int, ...], batch: int) -> None:
 def test_rows_times_a_unit() -> None:
     case = Case(2, 9, (30, 12, 4))
     pixels = torch.randint(0, 256, case.x.shape, generator=torch.Generator().manual_seed(1)).float()
-    found = case.kernel.find_slopes(case.w, pixels, case.y, 1 / 255)
-    assert torch.equal(found, case.kernel.find_slopes(case.w, pixels * (1 / 255), case.y))
+    wanted = case.kernel.find_slopes(case.w, pixels * (1 / 255), case.y)
+    assert torch.equal(case.kernel.find_slopes(case.w, pixels, case.y, 1 / 255), wanted)
+    assert torch.equal(case.problem.slope(case.w, pixels, case.y, 1 / 255), wanted)
 
 
 def test_models_and_rows_wherever_they_lie() -> None:
@@ -188,9 +189,14 @@ def test_which_problems_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = case.problem
 
     def count_calls() -> int:
-        calls, real = [], PerceptronKernel._find
+        calls, real = list[Any](), PerceptronKernel._find
+
+        def count(*args: Any) -> None:
+            calls.append(args)
+            real(*args)
+
         with monkeypatch.context() as patch:
-            patch.setattr(PerceptronKernel, "_find", lambda *args: (calls.append(1), real(*args))[1])
+            patch.setattr(PerceptronKernel, "_find", count)
             problem.gradients(case.w, case.x, case.y)
             problem.slope(case.w, case.x, case.y)
         return len(calls)
@@ -201,8 +207,8 @@ def test_which_problems_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDVECA_KERNELS", "off")
     assert count_calls() == 0
     monkeypatch.delenv("FEDVECA_KERNELS")
+    case.x = case.x.double()
     with pytest.raises(RuntimeError, match="dtype"):  # PyTorch's own words for rows that are not float32
-        case.x = case.x.double()
         count_calls()
 
 
