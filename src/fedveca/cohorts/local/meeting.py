@@ -3,7 +3,8 @@
 A run asks for F_i(w_k) on its clients' rows, which have to be read and prepared for the model. Runs of one seed have
 the same clients: where they ask in the same round, each block of rows is prepared once, and every run's model passes
 over it while it is in the cache. A model's numbers are computed by the same operations on the same rows as alone, so
-they are the same bytes. The local steps of small models are taken together: see `fedveca.cohorts.local.joint`.
+they are the same bytes. The local steps of small layers are taken together (`fedveca.cohorts.local.joint`), unless they
+are computed in C, where one run's are as quick alone.
 
 On a CUDA device nothing is joined: there the runs take turns at giving the device work, so that it computes for the
 others while one of them reads its results. On any device the others continue while one waits for the disk.
