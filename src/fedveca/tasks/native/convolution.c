@@ -12,27 +12,18 @@ work, and returns whether there was memory enough. */
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers, otherwise 16 */
-#define COLUMNS 6                                /* of the output that are convolved at once, in two rows */
-#define ROWS 5                                   /* of the kernel whose sums are in registers at once */
+#include "vectors.h"
+
+#if VECTOR_REGISTERS == 32
+#define COLUMNS 6 /* of the output that are convolved at once, in two rows */
+#define ROWS 5    /* of the kernel whose sums are in registers at once */
 #else
 #define COLUMNS 2
 #define ROWS 2
 #endif
 #define OUTPUTS 32
 #define OFF 4 /* in place of which of the four: the ReLU is off */
-#define UNROLL _Pragma("GCC unroll 32")
-#define INLINE static inline __attribute__((always_inline))
 
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 typedef struct {
@@ -44,9 +35,7 @@ typedef struct {
     float g;
 } Item;
 
-INLINE Vector load(const float *from) { return *(const Vector *)from; }
 INLINE void add(float *to, Vector v) { *(Vector *)to += v; }
-INLINE Vector fill(float number) { return number - (Vector){0}; }
 INLINE Vector choose(Mask where, Vector yes, Vector no) { return (Vector)(((Mask)yes & where) | ((Mask)no & ~where)); }
 
 static float *reserve(int64_t numbers) {

@@ -75,8 +75,8 @@ def _load_once(name: str) -> ctypes.CDLL | None:
     if not compiler:
         return None
     try:
-        source = (SOURCES / f"{name}.c").read_bytes()
-        about = b"\0".join([source, " ".join(FLAGS).encode(), describe_machine(compiler)])
+        sources = [file.read_bytes() for file in (SOURCES / f"{name}.c", *sorted(SOURCES.glob("*.h")))]
+        about = b"\0".join([*sources, " ".join(FLAGS).encode(), describe_machine(compiler)])
         return _load(compiler, SOURCES / f"{name}.c", f"{name}-{hashlib.sha256(about).hexdigest()[:32]}.so")
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)

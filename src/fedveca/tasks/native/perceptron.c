@@ -10,17 +10,12 @@ as in PyTorch. */
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers, otherwise 16 */
-#define SUMS 8                                   /* numbers of a layer that are summed at once, in two vectors each */
-#define HEIGHT 4                                 /* outputs of which a weight's gradient is summed at once */
-#define WIDTH 4                                  /* and vectors of each */
+#include "vectors.h"
+
+#if VECTOR_REGISTERS == 32
+#define SUMS 8   /* numbers of a layer that are summed at once, in two vectors each */
+#define HEIGHT 4 /* outputs of which a weight's gradient is summed at once */
+#define WIDTH 4  /* and vectors of each */
 #else
 #define SUMS 6
 #define HEIGHT 6
@@ -29,11 +24,6 @@ as in PyTorch. */
 #define ROWS 32 /* of a block: a gradient is summed block by block, so all processors have the same blocks */
 #define VECTORS (ROWS / LANES)
 #define MOST_LAYERS 16
-#define UNROLL _Pragma("GCC unroll 16")
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     int64_t inputs, outputs, wide; /* wide: inputs, filled up to whole vectors */
@@ -41,9 +31,6 @@ typedef struct {
     float *across, *along;         /* what enters: [inputs, ROWS] and [ROWS, wide] */
     float *out;                    /* what leaves, then the loss's derivative by it: [outputs, ROWS] */
 } Layer;
-
-INLINE Vector load(const float *from) { return *(const Vector *)from; }
-INLINE Vector fill(float number) { return number - (Vector){0}; }
 
 /* out [count, ROWS] = the sums over k of factors[j * by_j + k * by_k] in [k, ROWS], some j at once, of one or two vectors
    of rows. */

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedveca.tasks.native import library
+from fedveca.tasks.native import convolution, library, perceptron, squared_svm
 from fedveca.tasks.native.library import PYTORCH, describe_compiler, find_compiler, load_kernels
 
 SOURCE = "int add(int a, int b) { return a + b; }\n"
@@ -69,6 +71,33 @@ def test_a_file_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     (library.SOURCES / "sum.c").write_text(SOURCE.replace("a + b", "a + b + 1"))
     assert add(load_kernels("sum")) == 6  # another text is another file
     assert len(list(cache.iterdir())) == 2
+
+
+@needs_compiler
+def test_another_header_is_another_file(cache: Path) -> None:
+    (library.SOURCES / "one.h").write_text("#define ONE 1\n")
+    (library.SOURCES / "sum.c").write_text('#include "one.h"\n' + SOURCE.replace("a + b", "a + b + ONE"))
+    assert add(load_kernels("sum")) == 6
+    forget()
+    (library.SOURCES / "one.h").write_text("#define ONE 2\n")
+    assert add(load_kernels("sum")) == 7
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the options are those of x86")
+@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx", "-mno-fma"])
+@pytest.mark.parametrize("module", [convolution, perceptron, squared_svm], ids=["convolution", "perceptron", "svm"])
+def test_on_older_processors_each_file_agrees_with_pytorch(
+    module: Any, flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, flag))
+    monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDVECA_KERNELS", raising=False)
+    forget()
+    try:
+        assert module._find_checked.__wrapped__(load_kernels(module.__name__.rpartition(".")[2])) is not None
+    finally:
+        forget()
 
 
 @needs_compiler

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from fedveca import Experiment, run
 from fedveca.tasks.module_problem import ModuleProblem
-from fedveca.tasks.native import perceptron
+from fedveca.tasks.native import library, perceptron
 from fedveca.tasks.native.library import find_compiler, load_kernels, use_pytorch
 from fedveca.tasks.native.perceptron import PerceptronKernel, find_perceptron_kernel
 
@@ -84,6 +86,20 @@ def test_against_float64(widths: tuple[int, ...], batch: int) -> None:
         wanted = case.find(i, weighted=True)
         check(loss[i], wanted[0], 0.1)
         check(slope[i], wanted[1], 0.1)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the options are those of x86")
+@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
+def test_on_older_processors(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, flag))
+    monkeypatch.setenv("FEDVECA_CACHE", str(tmp_path))
+    library._load_once.cache_clear()
+    try:
+        for widths in WIDTHS:
+            for batch in BATCHES:
+                test_against_float64(widths, batch)
+    finally:
+        library._load_once.cache_clear()
 
 
 @pytest.mark.parametrize("batch", [1, 7, 32, 70])
@@ -170,9 +186,9 @@ def test_no_memory_is_left_behind() -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    library = load_kernels("perceptron")
-    assert library is not None
-    assert perceptron._find_checked.__wrapped__(library) is not None
+    compiled = load_kernels("perceptron")
+    assert compiled is not None
+    assert perceptron._find_checked.__wrapped__(compiled) is not None
 
     class Wrong(PerceptronKernel):
         def find_slopes(self, *args: Any) -> Tensor:
@@ -180,7 +196,7 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.setattr(perceptron, "PerceptronKernel", Wrong)
     with caplog.at_level(logging.WARNING):
-        assert perceptron._find_checked.__wrapped__(library) is None
+        assert perceptron._find_checked.__wrapped__(compiled) is None
     assert "does not agree with PyTorch" in caplog.text
 
 
