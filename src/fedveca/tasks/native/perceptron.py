@@ -59,7 +59,7 @@ class PerceptronKernel:
         if w.dtype != torch.float32 or x.dtype != torch.float32 or w.shape[1] != self._numbers:
             raise TypeError(f"the layers take {self._numbers} numbers of float32, not {w.shape[1]} of {w.dtype}")
         n, count = y.shape
-        if x.shape[:2] != y.shape or x[0, 0].numel() != self._inputs or len(w) != n:
+        if not y.numel() or x.shape[:2] != y.shape or x[0, 0].numel() != self._inputs or len(w) != n:
             raise ValueError(f"rows {[*x.shape]}, labels {[*y.shape]} and {len(w)} models do not belong together")
         w = w if w.stride(1) == 1 else w.contiguous()
         x, y = x.contiguous(), y.to(torch.int64).contiguous()

@@ -170,7 +170,8 @@ def test_what_does_not_fit() -> None:
         kernel.find_slopes(case.w.double(), case.x, case.y)
     with pytest.raises(TypeError, match="36 numbers of float32, not 35"):
         kernel.find_slopes(case.w[:, :35], case.x, case.y)
-    for x, y in ((case.x[:, :2], case.y), (case.x[:1], case.y[:1]), (case.x[..., :7], case.y)):
+    none = case.x[:, :0], case.y[:, :0]
+    for x, y in (none, (case.x[:, :2], case.y), (case.x[:1], case.y[:1]), (case.x[..., :7], case.y)):
         with pytest.raises(ValueError, match="do not belong together"):
             kernel.find_slopes(case.w, x, y)
 
