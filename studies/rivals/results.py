@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -98,15 +98,15 @@ def judge_cases(units: list[Unit], which: Which, ours: str = OURS) -> list[Verdi
     return found
 
 
-def make_main_table(units: list[Unit], which: Which) -> str:
+def make_main_table(units: list[Unit], which: Which, methods: Sequence[str] = tuple(RIVALS)) -> str:
     """Mean accuracies: a line per case, a column per method; * marks a rival from which FedVecaM differs clearly."""
     by = {(unit["case"], unit["method"]): unit["runs"] for unit in units}
     clear = {(one.case, one.rival) for one in compare_units(units, which) if one.p < LEVEL}
-    titles = [name_rival(method) for method in RIVALS]
+    titles = [name_rival(method) for method in methods]
     lines = [f"| case | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for case in list_cases(units):
         cells = []
-        for method in RIVALS:
+        for method in methods:
             runs = by.get((case, method))
             value = f"{statistics.fmean(run[which] for run in runs.values()):.2f}" if runs else "–"
             cells.append(value + ("*" if (case, method) in clear else ""))

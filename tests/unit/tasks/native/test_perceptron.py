@@ -218,6 +218,7 @@ def test_which_problems_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
             problem.slope(case.w, case.x, case.y)
         return len(calls)
 
+    assert case.kernel  # which was compared with PyTorch at its first use
     assert count_calls() == 2
     with use_pytorch():
         assert count_calls() == 0
