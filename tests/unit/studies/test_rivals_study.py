@@ -11,6 +11,7 @@ from fedveca.runs.folder import Run
 from studies.rivals import results
 from studies.rivals import run as rivals
 from studies.rivals.cases import find_chance, group_cases, is_fresh, is_partial
+from studies.rivals.fresh import FRESH_SEEDS, add_run, list_missing
 from studies.rivals.grid import compare_grid, find_rate_loss, has_failed, is_near_chance, make_grid_table
 from studies.rivals.merge import merge_units
 from studies.rivals.page import replace_table
@@ -183,3 +184,24 @@ def test_a_table_is_replaced_by_its_head() -> None:
     assert replace_table(page, "| a | b |\n|---|---|\n| 3 | 4 |") == page.replace("1 | 2", "3 | 4")
     with pytest.raises(ValueError, match="not one table"):
         replace_table(page, "| d |\n|---|")
+
+
+def test_fresh_runs_go_seed_by_seed_and_continue_where_they_ended() -> None:
+    stored = [unit(method, [1.0], case) for case in ("heart", "svm-case3") for method in ("fedvecam", "fedavg")]
+    jobs = list_missing(stored, [], ["heart"], [])
+    assert [(job.unit["method"], job.seed) for job in jobs[:3]] == [
+        ("fedvecam", 511),
+        ("fedavg", 511),
+        ("fedvecam", 512),
+    ]
+    assert {job.unit["case"] for job in jobs} == {"heart"}
+    assert len(jobs) == 2 * len(FRESH_SEEDS)
+    found: list[Unit] = []
+    for job in jobs[:3]:
+        add_run(found, job, outcome(2.0))
+    assert [(one["method"], [*one["runs"]]) for one in found] == [("fedvecam", ["511", "512"]), ("fedavg", ["511"])]
+    assert list_missing(stored, found, ["heart"], []) == jobs[3:]
+    only = list_missing(stored, found, [], ["fedavg"])
+    assert {job.unit["method"] for job in only} == {"fedavg"}
+    assert len(only) == 2 * len(FRESH_SEEDS) - 1
+    assert stored[0]["runs"] == {"0": outcome(1.0)}  # what the study has found stays apart
