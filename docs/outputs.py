@@ -88,6 +88,10 @@ def cut_out(text: str, first: str, last: str) -> str:
     return "".join(lines[start : stop + 1])
 
 
+def _sort_lines(found: re.Match[str]) -> str:
+    return "".join(sorted(found[0].splitlines(keepends=True)))
+
+
 def mask(text: str) -> str:
     """Without what depends on the machine and the moment.
 
@@ -96,9 +100,7 @@ def mask(text: str) -> str:
     """
     text = re.sub(r"^.* seed \d+ +round +\d+/\d+ .*$\n?", "", text, flags=re.M)
     text = re.sub(r"[-+±]?\d[\d.,:e-]*", "#", text)
-    text = re.sub(
-        r"(?:^run # of #: .*\n)+", lambda runs: "\n".join(sorted(runs[0].splitlines())) + "\n", text, flags=re.M
-    )
+    text = re.sub(r"(?:^run # of # .*\n)+", _sort_lines, text, flags=re.M)
     return re.sub(r"\s+", " ", text).strip()
 
 
