@@ -316,12 +316,15 @@ def test_fresh_seeds_say_the_same() -> None:
         assert sentence in PAGE, sentence
 
 
-def test_fresh_seeds_of_the_cnns() -> None:
+def test_fresh_seeds_of_the_cnns(units: list[Unit]) -> None:
     fresh: list[Unit] = json.loads((DOCS / "results" / "rivals-fresh-cnn.json").read_text("utf-8"))
     cases = [case for case in read_cases() if find_family(case) == "CNN" and not is_thinned(case)]
     assert list_cases(fresh) == cases
     methods = [method for method in RIVALS if any(unit["method"] == method for unit in fresh)]
     assert {(unit["case"], unit["method"]) for unit in fresh} == {(case, m) for case in cases for m in methods}
+    known = {(u["case"], u["method"]): statistics.fmean(run["last"] for run in u["runs"].values()) for u in units}
+    total = {method: sum(known[case, method] for case in cases) for method in RIVALS}
+    assert {*sorted(total, key=total.__getitem__)[-4:]} == {*methods}  # the nearest to the best
     assert all({*map(int, unit["runs"])} == {*FRESH_SEEDS} for unit in fresh)
     assert results.make_main_table(fresh, "last", methods) in PAGE
     assert results.count_level(fresh, "last")["all"] == len(cases)
