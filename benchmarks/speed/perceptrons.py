@@ -57,7 +57,7 @@ def make_plain_round(network: nn.Module, x: Tensor, y: Tensor) -> Round:
             for _ in range(STEPS):
                 picked = torch.randint(ROWS, (BATCH,))
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(mine(rows[picked]), labels[picked]).backward()
+                nn.functional.cross_entropy(mine(rows[picked]), labels[picked]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             states.append(mine.state_dict())
         network.load_state_dict({name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]})
