@@ -4,10 +4,11 @@ Seeds 501 to 510 were seen while FedVecaM was made. Here every method runs once 
 for it on seed 601, on seeds 511 to 520. Nothing was chosen on these, and nothing was changed after they ran.
 
 Runs go seed by seed, so that where the time ends, all cases and methods have the same seeds. Networks with convolutions
-take too long on a CPU for all methods; there the four run that are nearest to the best in the study:
+take too long on a CPU for all methods, so they run where they are named; docs/choose.md has the four methods that were
+nearest to the best on them in the study:
 
     python -m studies.rivals.fresh cnn-case3 cifar-case3 cifar-dirichlet05-partial \\
-        --methods "fedvecam,fedacg,fedadam,scaffold tuned" --out fresh-cnn.json
+        --methods "fedvecam,fedacg,fedadam,scaffold tuned" --out rivals-fresh-cnn.json
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from studies.rivals.cases import find_family
 from studies.rivals.run import RIVALS, RivalOutcome, Unit, measure_runs, parse_case
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
@@ -42,9 +44,9 @@ def _call(job: FreshRun, device: str) -> tuple[FreshRun, RivalOutcome]:
 
 
 def list_missing(stored: list[Unit], found: list[Unit], cases: Sequence[str], methods: Sequence[str]) -> list[FreshRun]:
-    """What is not in `found` yet, seed by seed; all cases and all methods where none is named."""
+    """What is not in `found` yet, seed by seed; all methods where none is named, and all cases without a CNN."""
     known = {(unit["case"], unit["method"], seed) for unit in found for seed in unit["runs"]}
-    wanted = [unit for unit in stored if unit["case"] in (cases or [unit["case"]])]
+    wanted = [unit for unit in stored if unit["case"] in cases or (not cases and find_family(unit["case"]) != "CNN")]
     wanted = [unit for unit in wanted if unit["method"] in (methods or [unit["method"]])]
     jobs = [FreshRun(unit, seed) for seed in FRESH_SEEDS for unit in wanted]
     return [job for job in jobs if (job.unit["case"], job.unit["method"], str(job.seed)) not in known]

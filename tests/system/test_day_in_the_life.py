@@ -34,7 +34,7 @@ from fedveca.version import __version__
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")]
 SETTINGS = ["model=svm", "rounds=500", "batch=16", "round_timeout=60"]
 LOG_BYTES, LOG_FILES = 8 * 1024, 2
-MOST_SECONDS = 600.0  # four times what it takes with other tests beside it
+MOST_SECONDS = 600.0  # four times what it takes while other tests run
 OLDER = "0.0.9"
 
 

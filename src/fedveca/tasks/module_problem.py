@@ -217,14 +217,13 @@ class ModuleProblem:
 
     def _find_kernel(self, w: Tensor, x: Tensor, y: Tensor, loss: LocalLoss | None = None) -> PerceptronKernel | None:
         """What computes these gradients in C, if anything does."""
-        if not self._fits_layers(w, y, loss) or x.dtype != torch.float32:
-            return None
-        return find_perceptron_kernel(self.layers.sizes) if self.layers else None
+        layers = self._find_plain_layers(w, y, loss)
+        return find_perceptron_kernel(layers.sizes) if layers and x.dtype == torch.float32 else None
 
-    def _fits_layers(self, w: Tensor, y: Tensor, loss: LocalLoss | None) -> bool:
-        """Whether a pass on the CPU needs no autograd: plain layers, their own loss, and one label per row."""
-        plain = self.layers is not None and loss is None and not w.is_cuda
-        return plain and y.dim() == 2 and not y.is_floating_point()
+    def _find_plain_layers(self, w: Tensor, y: Tensor, loss: LocalLoss | None) -> LinearLayers | None:
+        """The layers of a pass that needs no autograd: on the CPU, with their own loss, and with one label per row."""
+        plain = loss is None and not w.is_cuda and y.dim() == 2 and not y.is_floating_point()
+        return self.layers if plain else None
 
     def find_layers(self, rows: int, weighted: bool) -> LinearLayers | None:
         """The layers through which clients of several runs may pass at once; None where that changes their bytes."""
@@ -261,10 +260,10 @@ class ModuleProblem:
             program = self._compile(training, w.device)
             found = [program(w[i], x[i], y[i], None if weight is None else weight[i]) for i in range(len(w))]
             return torch.stack([loss for _, loss in found]), torch.stack([g for g, _ in found])
-        if self.layers and self._fits_layers(w, y, local):
-            way = self._find_way(self.layers, w, x, y, weight)
+        if layers := self._find_plain_layers(w, y, local):
+            way = self._find_way(layers, w, x, y, weight)
             if way != "autograd":
-                return self.layers.gradients(w, x, y, weight, way=way, want_loss=not training)
+                return layers.gradients(w, x, y, weight, way=way, want_loss=not training)
         if len(w) > FEW and self.mapped and local is None:
             replica = self._replica(w.device)
             replica.set_mode(training)

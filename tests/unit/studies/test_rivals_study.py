@@ -204,4 +204,6 @@ def test_fresh_runs_go_seed_by_seed_and_continue_where_they_ended() -> None:
     only = list_missing(stored, found, [], ["fedavg"])
     assert {job.unit["method"] for job in only} == {"fedavg"}
     assert len(only) == 2 * len(FRESH_SEEDS) - 1
+    assert not list_missing([unit("fedavg", [1.0], "cnn-case3")], [], [], [])  # it takes too long unless it is named
+    assert list_missing([unit("fedavg", [1.0], "cnn-case3")], [], ["cnn-case3"], [])
     assert stored[0]["runs"] == {"0": outcome(1.0)}  # what the study has found stays apart

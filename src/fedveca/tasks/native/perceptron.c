@@ -1,9 +1,8 @@
 /* The loss and the gradient of perceptrons: layers with ReLU between them and cross-entropy behind, for many clients.
 
-A client's rows are taken in blocks. What enters a layer is needed in two forms: number by number, `across` the rows of a
-block, for the sums over the layer's inputs; and row by row, `along` its numbers, for the gradient of the weights. Each
-number is a sum in one order, that of its client's rows, whatever is computed next to it. What is not finite goes through
-as in PyTorch. */
+A client's rows are taken in blocks. The inputs of a layer are needed in two orders: `by_input`, with the rows of a block
+next to each other, for the sums over the inputs; and `by_row`, for the gradient of the weights. Each number is a sum in
+one order, that of its client's rows, whatever is computed next to it. What is not finite goes through as in PyTorch. */
 
 #include <math.h>
 #include <stdint.h>
@@ -28,14 +27,14 @@ as in PyTorch. */
 typedef struct {
     int64_t inputs, outputs, wide; /* wide: inputs, filled up to whole vectors */
     int64_t weight, bias;          /* their places in w: [outputs, inputs] and [outputs] */
-    float *across, *along;         /* what enters: [inputs, ROWS] and [ROWS, wide] */
-    float *out;                    /* what leaves, then the loss's derivative by it: [outputs, ROWS] */
+    float *by_input, *by_row;      /* the inputs: [inputs, ROWS] and [ROWS, wide] */
+    float *out;                    /* the outputs, then the derivative of the loss by them: [outputs, ROWS] */
 } Layer;
 
 /* out [count, ROWS] = the sums over k of factors[j * by_j + k * by_k] in [k, ROWS], some j at once, of one or two vectors
    of rows. */
-INLINE void mix(const float *factors, int64_t by_j, int64_t by_k, const float *in, int64_t many, float *out, int count,
-                int vectors) {
+INLINE void multiply(const float *factors, int64_t by_j, int64_t by_k, const float *in, int64_t many, float *out,
+                     int count, int vectors) {
     Vector sum[SUMS][2];
     UNROLL for (int j = 0; j < count; j++)
         UNROLL for (int v = 0; v < vectors; v++)
@@ -52,34 +51,36 @@ INLINE void mix(const float *factors, int64_t by_j, int64_t by_k, const float *i
 }
 
 /* The same for all j; rows that one vector holds need no second one. */
-static void mix_all(const float *factors, int64_t by_j, int64_t by_k, const float *in, int64_t many, float *out,
-                    int64_t count, int64_t rows) {
+static void multiply_all(const float *factors, int64_t by_j, int64_t by_k, const float *in, int64_t many, float *out,
+                         int64_t count, int64_t rows) {
     for (int64_t at = 0; at < rows; at += 2 * LANES, in += 2 * LANES, out += 2 * LANES) {
         int64_t j = 0;
         for (; j + SUMS <= count; j += SUMS)
             if (rows - at > LANES)
-                mix(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, SUMS, 2);
+                multiply(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, SUMS, 2);
             else
-                mix(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, SUMS, 1);
+                multiply(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, SUMS, 1);
         for (; j + 2 <= count; j += 2)
-            mix(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, 2, 2);
+            multiply(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, 2, 2);
         for (; j < count; j++)
-            mix(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, 1, 2);
+            multiply(factors + j * by_j, by_j, by_k, in, many, out + j * ROWS, 1, 2);
     }
 }
 
-/* g [height, inputs] (+)= the sums over the rows of d [height, ROWS] times along [rows, wide], from number `at` on. */
-INLINE void pull(const float *d, const Layer *of, int64_t at, int64_t rows, float *g, int first, int height, int width) {
+/* g [height, inputs] (+)= the sums over the rows of d [height, ROWS] times by_row [rows, wide], from number `at`
+   on. */
+INLINE void add_weight_gradient(const float *d, const Layer *of, int64_t at, int64_t rows, float *g, int first,
+                                int height, int width) {
     Vector sum[HEIGHT][WIDTH];
-    const float *along = of->along + at;
+    const float *inputs = of->by_row + at;
     UNROLL for (int o = 0; o < height; o++)
         UNROLL for (int v = 0; v < width; v++)
             sum[o][v] = (Vector){0};
-    for (int64_t r = 0; r < rows; r++, along += of->wide)
+    for (int64_t r = 0; r < rows; r++, inputs += of->wide)
         UNROLL for (int o = 0; o < height; o++) {
             Vector slope = fill(d[o * ROWS + r]);
             UNROLL for (int v = 0; v < width; v++)
-                sum[o][v] += slope * load(along + v * LANES);
+                sum[o][v] += slope * load(inputs + v * LANES);
         }
     UNROLL for (int o = 0; o < height; o++)
         UNROLL for (int v = 0; v < width; v++) {
@@ -96,7 +97,7 @@ INLINE void pull(const float *d, const Layer *of, int64_t at, int64_t rows, floa
 }
 
 /* The gradient of a layer's weight and bias. */
-static void pull_all(const Layer *of, int64_t rows, float *g, int first) {
+static void find_layer_gradient(const Layer *of, int64_t rows, float *g, int first) {
     const float *d = of->out;
     float *weight = g + of->weight, *bias = g + of->bias;
     for (int64_t at = 0; at < of->wide;) {
@@ -104,16 +105,16 @@ static void pull_all(const Layer *of, int64_t rows, float *g, int first) {
         int64_t o = 0;
         for (; o + HEIGHT <= of->outputs; o += HEIGHT)
             if (full)
-                pull(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, HEIGHT, WIDTH);
+                add_weight_gradient(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, HEIGHT, WIDTH);
             else
-                pull(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, HEIGHT, 1);
+                add_weight_gradient(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, HEIGHT, 1);
         for (; full && o + 2 <= of->outputs; o += 2)
-            pull(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 2, WIDTH);
+            add_weight_gradient(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 2, WIDTH);
         for (; o < of->outputs; o++)
             if (full)
-                pull(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 1, WIDTH);
+                add_weight_gradient(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 1, WIDTH);
             else
-                pull(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 1, 1);
+                add_weight_gradient(d + o * ROWS, of, at, rows, weight + o * of->inputs, first, 1, 1);
         at += full ? WIDTH * LANES : LANES;
     }
     for (int64_t o = 0; o < of->outputs; o++) {
@@ -125,7 +126,7 @@ static void pull_all(const Layer *of, int64_t rows, float *g, int first) {
 }
 
 /* to [columns, by_to] of from [rows, by_from]: the same numbers, next to each other the other way round. */
-static void turn(const float *from, int64_t by_from, int64_t rows, int64_t columns, float *to, int64_t by_to) {
+static void transpose(const float *from, int64_t by_from, int64_t rows, int64_t columns, float *to, int64_t by_to) {
     const int64_t fours = rows - rows % 4;
     for (int64_t r = 0; r < fours; r += 4)
         for (int64_t c = 0; c < columns; c++)
@@ -136,31 +137,31 @@ static void turn(const float *from, int64_t by_from, int64_t rows, int64_t colum
             to[c * by_to + i] = from[i * by_from + c];
 }
 
-static void enter(const float *x, float unit, int64_t rows, const Layer *first) {
+static void load_rows(const float *x, float unit, int64_t rows, const Layer *first) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < first->inputs; i++)
-            first->along[r * first->wide + i] = x[r * first->inputs + i] * unit;
+            first->by_row[r * first->wide + i] = x[r * first->inputs + i] * unit;
     for (int64_t r = rows; r < ROWS; r++)
-        memset(first->along + r * first->wide, 0, (size_t)first->wide * sizeof(float));
-    turn(first->along, first->wide, ROWS, first->inputs, first->across, ROWS);
+        memset(first->by_row + r * first->wide, 0, (size_t)first->wide * sizeof(float));
+    transpose(first->by_row, first->wide, ROWS, first->inputs, first->by_input, ROWS);
 }
 
 /* out = the layer's scores, and with ReLU, what enters the next one. */
-static void pass(const Layer *of, const float *w, int64_t rows, const Layer *next) {
-    mix_all(w + of->weight, of->inputs, 1, of->across, of->inputs, of->out, of->outputs, rows);
+static void forward(const Layer *of, const float *w, int64_t rows, const Layer *next) {
+    multiply_all(w + of->weight, of->inputs, 1, of->by_input, of->inputs, of->out, of->outputs, rows);
     for (int64_t o = 0; o < of->outputs; o++)
         for (int v = 0; v < VECTORS; v++) {
             Vector *out = (Vector *)(of->out + o * ROWS + v * LANES), z = *out + fill(w[of->bias + o]);
             *out = z;
             if (next) {
                 Mask negative = z < fill(0); /* NaN is not: it stays */
-                *(Vector *)(next->across + o * ROWS + v * LANES) = (Vector)((Mask)z & ~negative);
+                *(Vector *)(next->by_input + o * ROWS + v * LANES) = (Vector)((Mask)z & ~negative);
             }
         }
 }
 
 /* Adds a block's losses, each times its share; out becomes their derivative by the scores. 0 if a label is not one. */
-static int close_block(const Layer *last, const int64_t *y, const float *share, float mean, int64_t rows, double *loss) {
+static int find_loss(const Layer *last, const int64_t *y, const float *share, float mean, int64_t rows, double *loss) {
     float *out = last->out;
     for (int64_t r = 0; r < rows; r++, out++) {
         if (y[r] < 0 || y[r] >= last->outputs)
@@ -179,12 +180,12 @@ static int close_block(const Layer *last, const int64_t *y, const float *share, 
 }
 
 /* of.out = the derivative by what left the layer, from that by what left the next one. */
-static void go_back(const Layer *of, const Layer *next, const float *w, int64_t rows) {
-    mix_all(w + next->weight, 1, next->inputs, next->out, next->outputs, of->out, of->outputs, rows);
+static void backward(const Layer *of, const Layer *next, const float *w, int64_t rows) {
+    multiply_all(w + next->weight, 1, next->inputs, next->out, next->outputs, of->out, of->outputs, rows);
     for (int64_t o = 0; o < of->outputs; o++)
         for (int v = 0; v < VECTORS; v++) {
             Vector *out = (Vector *)(of->out + o * ROWS + v * LANES);
-            Mask off = load(next->across + o * ROWS + v * LANES) <= fill(0);
+            Mask off = load(next->by_input + o * ROWS + v * LANES) <= fill(0);
             *out = (Vector)((Mask)*out & ~off);
         }
 }
@@ -206,17 +207,17 @@ static float *make_net(const int64_t *sizes, int64_t layers, Layer *net) {
         return NULL;
     memset(memory, 0, (size_t)room * sizeof(float)); /* what lies behind the end of a row stays 0 */
     for (Layer *of = net; of < net + layers; of++) {
-        of->along = at, at += of->wide * ROWS;
-        of->across = at, at += of->inputs * ROWS;
+        of->by_row = at, at += of->wide * ROWS;
+        of->by_input = at, at += of->inputs * ROWS;
         of->out = at, at += of->outputs * ROWS;
     }
     return memory;
 }
 
-static void pass_all(const Layer *net, int64_t layers, const float *x, float unit, const float *w, int64_t rows) {
-    enter(x, unit, rows, net);
+static void forward_all(const Layer *net, int64_t layers, const float *x, float unit, const float *w, int64_t rows) {
+    load_rows(x, unit, rows, net);
     for (int64_t l = 0; l < layers; l++)
-        pass(net + l, w, rows, l + 1 < layers ? net + l + 1 : NULL);
+        forward(net + l, w, rows, l + 1 < layers ? net + l + 1 : NULL);
 }
 
 /* loss [clients] (or NULL) and g [clients, P] at w, whose models are `stride` numbers apart, on x [clients, count,
@@ -235,14 +236,14 @@ int find_gradients(const int64_t *sizes, int64_t layers, int64_t clients, int64_
         double sum = 0;
         for (int64_t at = 0; known && at < count; at += ROWS) {
             const int64_t rows = count - at < ROWS ? count - at : ROWS, from = i * count + at;
-            pass_all(net, layers, x + from * net->inputs, unit, w, rows);
-            known = close_block(last, y + from, share ? share + from : NULL, 1.0f / count, rows, &sum);
+            forward_all(net, layers, x + from * net->inputs, unit, w, rows);
+            known = find_loss(last, y + from, share ? share + from : NULL, 1.0f / count, rows, &sum);
             for (int64_t l = layers - 1; known && l >= 0; l--) {
                 if (net + l != last)
-                    go_back(net + l, net + l + 1, w, rows);
+                    backward(net + l, net + l + 1, w, rows);
                 if (l > 0)
-                    turn(net[l].across, ROWS, net[l].inputs, ROWS, net[l].along, net[l].wide);
-                pull_all(net + l, rows, g, at == 0);
+                    transpose(net[l].by_input, ROWS, net[l].inputs, ROWS, net[l].by_row, net[l].wide);
+                find_layer_gradient(net + l, rows, g, at == 0);
             }
         }
         if (loss)

@@ -36,9 +36,9 @@ class PerceptronKernel:
     """
 
     def __init__(self, function: _Function, sizes: Sequence[tuple[int, int]]) -> None:
-        between = [sizes[0][0], *(outputs for _, outputs in sizes)]
-        self._call, self._layers, self._inputs = function, len(sizes), between[0]
-        self._sizes = (_NUMBER * len(between))(*between)
+        widths = [sizes[0][0], *(outputs for _, outputs in sizes)]
+        self._call, self._layers, self._inputs = function, len(sizes), widths[0]
+        self._sizes = (_NUMBER * len(widths))(*widths)
         self._numbers = sum(inputs * outputs + outputs for inputs, outputs in sizes)
 
     def find_slopes(self, w: Tensor, x: Tensor, y: Tensor, unit: float = 1.0) -> Tensor:
@@ -64,13 +64,13 @@ class PerceptronKernel:
         w = w if w.stride(1) == 1 else w.contiguous()
         x, y = x.contiguous(), y.to(torch.int64).contiguous()
         share = None if weight is None else weight.to(torch.float32).contiguous()
-        asked = self._sizes, self._layers, n, count, x.data_ptr(), unit, y.data_ptr(), _point(share)
-        failed = self._call(*asked, w.data_ptr(), w.stride(0), _point(F), g.data_ptr())
+        asked = self._sizes, self._layers, n, count, x.data_ptr(), unit, y.data_ptr(), _get_pointer(share)
+        failed = self._call(*asked, w.data_ptr(), w.stride(0), _get_pointer(F), g.data_ptr())
         if failed:
             raise IndexError("a label is not one of the outputs") if failed == -1 else MemoryError
 
 
-def _point(v: Tensor | None) -> int | None:
+def _get_pointer(v: Tensor | None) -> int | None:
     return None if v is None else v.data_ptr()
 
 
@@ -100,14 +100,14 @@ def _find_checked(library: ctypes.CDLL) -> _Function | None:
     return None
 
 
-def _agrees(function: _Function, between: tuple[int, ...]) -> bool:
+def _agrees(function: _Function, widths: tuple[int, ...]) -> bool:
     """Compares loss and gradient of two clients with those of PyTorch, in float64."""
-    sizes, rows = list(itertools.pairwise(between)), 37
+    sizes, rows = list(itertools.pairwise(widths)), 37
     mine = PerceptronKernel(function, sizes)
     numbers = sum(inputs * outputs + outputs for inputs, outputs in sizes)
     w = torch.sin(torch.arange(2.0 * numbers, device="cpu", dtype=torch.float32)).view(2, numbers) / 3
-    x = torch.cos(torch.arange(2.0 * rows * between[0], device="cpu", dtype=torch.float32) / 7).view(2, rows, -1)
-    y = torch.arange(2 * rows, device="cpu").view(2, rows) % between[-1]
+    x = torch.cos(torch.arange(2.0 * rows * widths[0], device="cpu", dtype=torch.float32) / 7).view(2, rows, -1)
+    y = torch.arange(2 * rows, device="cpu").view(2, rows) % widths[-1]
     F, g = mine.evaluate(w, x, y)
     pairs: list[tuple[Tensor, Tensor]] = [(mine.find_slopes(w, x, y), g)]
     for i in (0, 1):
