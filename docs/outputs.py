@@ -95,9 +95,10 @@ def _sort_lines(found: re.Match[str]) -> str:
 def mask(text: str) -> str:
     """Without what depends on the machine and the moment.
 
-    That is numbers, the spaces around them, the rounds of slow runs, and the order in which runs end: with a C compiler
-    it is another one than without.
+    That is numbers, the spaces around them, the rounds of slow runs, how many workers there are, and the order in which
+    runs end: with a C compiler it is another one than without.
     """
+    text = re.sub(r",\s+\d+ workers", "", text)
     text = re.sub(r"^.* seed \d+ +round +\d+/\d+ .*$\n?", "", text, flags=re.M)
     text = re.sub(r"[-+±]?\d[\d.,:e-]*", "#", text)
     text = re.sub(r"(?:^run # of # .*\n)+", _sort_lines, text, flags=re.M)

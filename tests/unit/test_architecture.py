@@ -41,7 +41,7 @@ MOST_ANY = 342 // 3  # a third of what version 0.1.0 had
 MOST_STATIONS = 20
 MOST_LINES = 400  # of a file
 PROGRAMS = {"deploy.node", "deploy.superlink", "deploy.private_api"}  # they start `python -m ...`
-REGISTRIES = {"algorithms.registry", "tasks.models.cnn"}  # they find what is in their own room
+REGISTRIES = {"algorithms.registry", "tasks.models.cnn", "runs.worker_server"}  # they name what is in their own room
 
 
 def room(module: str) -> str:

@@ -13,6 +13,7 @@ from fedveca.cli.comparing import (
     end_comparison,
     print_comparison,
     print_sweep,
+    start_workers_early,
 )
 from fedveca.errors import UserError
 from fedveca.views.terminal.loading import show_loading
@@ -22,14 +23,18 @@ def add(command: Command) -> None:
     examples = (
         ("fedveca compare digits-case3 --seeds 3 --open", "the paper's methods, and a report in the browser"),
         ("fedveca compare --methods corrected,scaffold lr=0.1", "two methods, with a setting"),
-        ("fedveca compare cnn-mnist-case3 --workers 3", "three seeds in parallel"),
+        ("fedveca compare cnn-mnist-case3 --workers 3", "three runs at a time"),
         ("fedveca compare --fair rows --tune lr,server_lr", "equal gradient rows, each method with its best rates"),
     )
     compare = command("compare", _compare, "Compare methods over seeds, with equal budgets.", examples)
     add_run(compare)
     add_methods(compare, what="compare", some=", or all")
     compare.add_argument(
-        "--workers", type=int, metavar="N", help="seeds, with --tune runs, that go on in parallel (default 1)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="runs side by side (default on the CPU: one for each core, at most 8, for svm, logistic and mlp and with "
+        "--tune; else 1)",
     )
     compare.add_argument(
         "--tune",
@@ -53,6 +58,7 @@ def _compare(args: argparse.Namespace) -> int:
     elif args.tune_seeds is not None:
         raise UserError(f"--tune-seeds {args.tune_seeds} needs --tune, such as --tune lr")
     check_positive(tune_seeds=args.tune_seeds)
+    start_workers_early(args, experiment)
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
         from fedveca.runs.compare import compare, list_fitting
@@ -78,7 +84,7 @@ def _compare(args: argparse.Namespace) -> int:
                 methods=methods,
                 tuning_seeds=args.tune_seeds or 2,
                 device=args.device,
-                workers=count_workers(args),
+                workers=count_workers(args, experiment),
                 observers=[screen],
                 fair=args.fair,
                 choose_by="validation" if experiment.val else "training",
@@ -94,7 +100,7 @@ def _compare(args: argparse.Namespace) -> int:
                 out,
                 methods=methods,
                 device=args.device,
-                workers=args.workers or 1,
+                workers=count_workers(args, experiment, tunes=False),
                 observers=[screen],
                 fair=args.fair,
             )

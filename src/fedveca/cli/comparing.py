@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,11 +64,36 @@ def check_positive(**counts: int | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} {count} is out of range; allowed: >= 1")
 
 
-def count_workers(args: argparse.Namespace) -> int:
-    """How many runs go on side by side where many short ones choose settings."""
+def start_workers_early(args: argparse.Namespace, experiment: Experiment) -> None:
+    """Has the process that workers come from load PyTorch while this one does, if there will be any."""
+    from fedveca.runs.worker_server import start_server
+
+    on_cpu = args.device == "cpu" or not Path("/dev/nvidiactl").exists()
+    several = args.workers is None and _count_cores() > 1 and _gains_by_workers(args, experiment)
+    if on_cpu and (several or (args.workers or 1) > 1) and "torch" not in sys.modules:
+        start_server()
+
+
+def count_workers(args: argparse.Namespace, experiment: Experiment, *, tunes: bool = True) -> int:
+    """How many runs go on side by side: one per core where many are tried, or where a run keeps only one core busy.
+
+    Where PyTorch may use fewer threads than there are cores, a comparison has as few workers.
+    """
+    import torch
+
     from fedveca.runs.run import resolve_device
 
-    return args.workers or (min(MOST_PROCESSES, _count_cores()) if resolve_device(args.device) == "cpu" else 1)
+    if args.workers or resolve_device(args.device) != "cpu" or not (tunes or _gains_by_workers(args, experiment)):
+        return args.workers or 1
+    return min(MOST_PROCESSES, _count_cores(), MOST_PROCESSES if tunes else torch.get_num_threads())
+
+
+def _gains_by_workers(args: argparse.Namespace, experiment: Experiment) -> bool:
+    """Whether its runs are quicker in several processes; where seconds decide, a run has the machine to itself."""
+    from fedveca.runs.worker_server import keeps_one_core_busy
+
+    timed = args.fair == "time" or experiment.budget.startswith("seconds")
+    return keeps_one_core_busy(experiment) and not timed
 
 
 def print_sweep(screen: Screen, done: Sweep, name: str) -> None:
@@ -112,6 +138,9 @@ def end_comparison(
 
     if args.open:
         open_page(out / "report.html")
+    failed = int(any(run.diverged for run in runs))
+    if not args.json:
+        return failed
     comparison = compare_curves(group_curves(runs))
     result = {
         "folder": str(out),
@@ -124,7 +153,7 @@ def end_comparison(
         "targets": list_targets(comparison),
     }
     print_result(args, result)
-    return int(any(run.diverged for run in runs))
+    return failed
 
 
 def _count_cores() -> int:

@@ -13,6 +13,7 @@ from fedveca.cli.comparing import (
     end_comparison,
     print_comparison,
     print_sweep,
+    start_workers_early,
 )
 from fedveca.errors import UserError
 from fedveca.views.terminal.loading import show_loading
@@ -60,6 +61,7 @@ def _sweep(args: argparse.Namespace) -> int:
     check_space(experiment, parse_space(swept))
     methods = choose_methods(args, experiment)
     check_positive(tuning_seeds=args.tuning_seeds, trials=args.trials)
+    start_workers_early(args, experiment)
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
         check_counts(args)
         from fedveca.runs.sweep import sweep
@@ -76,7 +78,7 @@ def _sweep(args: argparse.Namespace) -> int:
             tuning_seeds=args.tuning_seeds,
             trials=args.trials,
             device=args.device,
-            workers=count_workers(args),
+            workers=count_workers(args, experiment),
             observers=[screen],
             fair=args.fair,
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveca.algorithms.contract import STATISTICS, Algorithm, Named, Order
 from fedveca.cohorts.client_store import NOWHERE, ClientMemoryError, ClientStore
+from fedveca.cohorts.local.threads import use_one_thread
 from fedveca.cohorts.transfer import PLAIN, RESIDUAL, VectorTransfer
 from fedveca.errors import UserError
 
@@ -144,7 +145,9 @@ class ClientMemory:
             return {}
         store = self._open_store()
         for some in torch.split(torch.nonzero(self.dirty).flatten(), store.piece):
-            store.write(some, self.rows[self.slot[some].to(self.rows.device)])
+            with use_one_thread():
+                rows = self.rows[self.slot[some].to(self.rows.device)]
+            store.write(some, rows)
         self.dirty.fill_(False)
         widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
         return store.save() | widths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,6 @@ from fedveca.runs.build import check_participation
 from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
-from fedveca.runs.interrupt import StopRequest
 from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options, keep_method_options
 from fedveca.runs.observers import Observer, check_observers
@@ -31,9 +30,7 @@ from fedveca.runs.overrides import (
     check_seeds_and_methods,
     name_of,
 )
-from fedveca.runs.pool import NO_OBJECTS, RunPlan, RunPool, complete_runs
-from fedveca.runs.population import shares_steps
-from fedveca.runs.run import resolve_device
+from fedveca.runs.pool import RunPlan, RunPool
 from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.names import CUSTOM
@@ -124,40 +121,6 @@ class Chain(NamedTuple):
             return RunPlan(apply_budget(e, method, budget), folder, self.device)
         e = replace(self.experiment, method_options="")
         return RunPlan(apply_budget(e, method, budget), folder, self.device, method)
-
-
-class ChainGroup(NamedTuple):
-    """The chains of some seeds: first the methods that set a budget, then all the others, side by side if they can."""
-
-    chains: tuple[Chain, ...]
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folders of its runs."""
-        return [folder for chain in self.chains for folder in chain.folders]
-
-    def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
-    ) -> list[Run]:
-        """The finished runs, seed by seed."""
-        plans, budgets = zip(*(chain.plan_first() for chain in self.chains), strict=True)
-        if not all(budgets):
-            both = zip(plans, self.chains, strict=True)
-            every = [plan for first, chain in both for plan in (first, *chain.plan_rivals(None))]
-            return complete_runs(every, stop, observers, custom)
-        firsts = complete_runs(plans, stop, observers, custom)
-        rivals = [chain.plan_rivals(first) for chain, first in zip(self.chains, firsts, strict=True)]
-        done = iter(complete_runs([plan for mine in rivals for plan in mine], stop, observers, custom))
-        return [run for first, mine in zip(firsts, rivals, strict=True) for run in (first, *islice(done, len(mine)))]
-
-
-def group_chains(chains: Sequence[Chain], workers: int) -> list[ChainGroup]:
-    """A group for each worker where seeds are quicker side by side; each seed alone where they are not."""
-    first = chains[0]
-    if not shares_steps(first.experiment, resolve_device(first.device)):
-        return [ChainGroup((chain,)) for chain in chains]
-    size = -(-len(chains) // workers)
-    return [ChainGroup(tuple(chains[at : at + size])) for at in range(0, len(chains), size)]
 
 
 def compare(
@@ -251,9 +214,15 @@ def run_chains(
     pool.share_data(experiment, [folder for chain in chains for folder in chain.folders])
     for watcher in pool.watching:
         watcher.plan(experiment, tuple(map(folder_name, methods)), seeds, pool.workers, out)
-    together = len(pool.watching) == len(pool.observers) and pool.custom.keys() <= {"data"}
-    jobs = group_chains(chains, pool.workers) if together else [ChainGroup((chain,)) for chain in chains]
-    runs = [done for batch in pool.run(jobs) for done in batch]
+    plans, budgets = zip(*(chain.plan_first() for chain in chains), strict=True)
+    if all(budgets):
+        firsts = pool.complete(plans)
+        rivals = [chain.plan_rivals(first) for chain, first in zip(chains, firsts, strict=True)]
+        done = iter(pool.complete([plan for mine in rivals for plan in mine]))
+        runs = [run for first, mine in zip(firsts, rivals, strict=True) for run in (first, *islice(done, len(mine)))]
+    else:
+        both = zip(plans, chains, strict=True)
+        runs = pool.complete([plan for first, chain in both for plan in (first, *chain.plan_rivals(None))])
     write_atomic(out / "table.json", json.dumps(make_table(runs), indent=2).encode() + b"\n")
     return runs
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -34,28 +34,17 @@ from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resolve_device, resume, run
 from fedveca.runs.schema import Round
 from fedveca.runs.validate_records import parse_object, validate_round
+from fedveca.runs.worker_server import WORKERS, start_server
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.names import CUSTOM
 
 NO_OBJECTS: CustomObjects = {}
 LOOK_SECONDS = 0.2  # between two looks at what workers have written
 MOST_LINE = 2**28  # bytes of a line of rounds.jsonl
-FRESH = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-
-
-class RunJob(Protocol):
-    """Some runs that depend on each other; it travels to the process that runs it."""
-
-    @property
-    def folders(self) -> list[Path]: ...
-
-    def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
-    ) -> list[Run]: ...
 
 
 class RunPool:
-    """Runs jobs, several at a time where there are workers; the first Ctrl-C or SIGTERM ends them between two rounds.
+    """Completes runs, several at a time where there are workers; the first Ctrl-C or SIGTERM ends them between rounds.
 
     Args:
         workers: Processes; 1 is this one.
@@ -67,7 +56,7 @@ class RunPool:
     def __init__(self, workers: int, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS) -> None:
         self.workers, self.observers, self.custom = workers, observers, custom
         self.watching = [observer for observer in observers if isinstance(observer, ComparisonObserver)]
-        self._flag = FRESH.RawValue("b", 0)  # no lock that a killed worker could keep
+        self._flag = WORKERS.RawValue("b", 0)  # no lock that a killed worker could keep
         self._context = contextlib.ExitStack()
         self._pool: ProcessPoolExecutor | None = None
         self._others: set[Any] = set()
@@ -93,15 +82,20 @@ class RunPool:
         """Reads data that do not depend on the seed once, before anything is written, unless all runs are finished."""
         self.custom = share_data(e, folders, self.custom)
 
-    def run(self, jobs: Sequence[RunJob]) -> Iterator[list[Run]]:
-        """The runs of each job, in the order of the jobs."""
+    def complete(self, plans: Sequence[RunPlan]) -> list[Run]:
+        """The finished runs of plans that do not depend on each other, in their order."""
+        groups = group_plans(plans, self.workers)
+        runs = {run.folder: run for batch in self._run(groups) for run in batch}
+        return [runs[plan.folder] for plan in plans]
+
+    def _run(self, groups: Sequence[Sequence[RunPlan]]) -> Iterator[list[Run]]:
         if self.workers == 1:
-            for job in jobs:
-                yield job(self._stopping, self.observers, self.custom)
+            for plans in groups:
+                yield complete_runs(plans, self._stopping, self.observers, self.custom)
             return
-        follower = Follower([folder for job in jobs for folder in job.folders], self.watching)
+        follower = Follower([plan.folder for plans in groups for plan in plans], self.watching)
         try:
-            for future in [self._start().submit(_in_worker, job) for job in jobs]:
+            for future in [self._start().submit(_complete_in_worker, plans) for plans in groups]:
                 while wait([future], LOOK_SECONDS).not_done:
                     follower.look()
                 batch = future.result()
@@ -115,9 +109,10 @@ class RunPool:
 
     def _start(self) -> ProcessPoolExecutor:
         if self._pool is None:
+            start_server()
             self._others = set(multiprocessing.active_children())
             threads = max(1, torch.get_num_threads() // self.workers)
-            self._pool = ProcessPoolExecutor(self.workers, FRESH, _worker, (threads, self._flag))
+            self._pool = ProcessPoolExecutor(self.workers, WORKERS, _worker, (threads, self._flag, dict(os.environ)))
         return self._pool
 
 
@@ -318,9 +313,11 @@ _flag: Any = None  # in a worker: whether to stop
 _busy = threading.Lock()
 
 
-def _worker(threads: int, flag: Any) -> None:
+def _worker(threads: int, flag: Any, environment: dict[str, str]) -> None:
     global _flag
     _flag = flag
+    os.environ.clear()  # the process that this one was forked from may have begun with another one
+    os.environ.update(environment)
     torch.set_num_threads(threads)
     log_of_results.disabled = True  # the parent shows what the summaries say
     for number in SIGNALS:
@@ -328,9 +325,9 @@ def _worker(threads: int, flag: Any) -> None:
     threading.Thread(target=_outlived, daemon=True).start()
 
 
-def _in_worker(job: RunJob) -> list[Run]:
+def _complete_in_worker(plans: Sequence[RunPlan]) -> list[Run]:
     with _busy:
-        return job(lambda: bool(_flag.value))
+        return complete_runs(plans, lambda: bool(_flag.value))
 
 
 def _outlived() -> None:

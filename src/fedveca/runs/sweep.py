@@ -19,7 +19,6 @@ from fedveca.runs.compare import FairBy, apply_budget, check_fair, make_budget, 
 from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, require_free
-from fedveca.runs.interrupt import StopRequest
 from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options
 from fedveca.runs.observers import Observer, check_observers
@@ -30,7 +29,7 @@ from fedveca.runs.overrides import (
     check_folder,
     check_seeds_and_methods,
 )
-from fedveca.runs.pool import NO_OBJECTS, RunPlan, RunPool, complete_runs, group_plans
+from fedveca.runs.pool import RunPlan, RunPool
 from fedveca.runs.schema import Direction, get_number, pick_best
 from fedveca.runs.search import (
     Search,
@@ -71,22 +70,6 @@ class Sweep(NamedTuple):
     runs: list[Run]
     content: SweepContent
     folder: Path
-
-
-class TrialRuns(NamedTuple):
-    """Runs that tune: one, or some of one seed that are quicker side by side."""
-
-    plans: tuple[RunPlan, ...]
-
-    @property
-    def folders(self) -> list[Path]:
-        """Their folders."""
-        return [plan.folder for plan in self.plans]
-
-    def __call__(
-        self, stop: StopRequest, observers: tuple[Observer, ...] = (), custom: CustomObjects = NO_OBJECTS
-    ) -> list[Run]:
-        return complete_runs(self.plans, stop, observers, custom)
 
 
 def sweep(
@@ -280,9 +263,7 @@ class _Plan:
                 if (method, _name_settings(settings), seed) not in found
             }
             pool.share_data(self.experiment, [plan.folder for plan in jobs.values()])
-            groups = group_plans(list(jobs.values()), pool.workers)
-            runs = {run.folder: run for some in pool.run(list(map(TrialRuns, groups))) for run in some}
-            found |= {key: runs[plan.folder] for key, plan in jobs.items()}
+            found |= dict(zip(jobs, pool.complete(list(jobs.values())), strict=True))
             for entry in group:
                 self._record(entry, asked.get(entry["method"], []), searches[entry["method"]], found)
             self.write("tuning")

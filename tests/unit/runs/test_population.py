@@ -31,7 +31,6 @@ from fedveca.cohorts.local.meeting import Pause, ProbeRequest
 from fedveca.cohorts.local.threads import ThreadPool
 from fedveca.errors import UserError
 from fedveca.runs import pool, population
-from fedveca.runs.compare import Chain, group_chains
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import FolderUnwritable, Stopped
 from fedveca.runs.lock import lock_folder
@@ -399,15 +398,6 @@ def test_runs_that_step_together_are_grouped_across_seeds() -> None:
     assert [len(group) for group in group_plans(mine, 1)] == [6]
     assert [len(group) for group in group_plans(mine, 4)] == [2, 2, 2]
     assert [plan for group in group_plans(mine, 4) for plan in group] == mine
-
-
-@pytest.mark.parametrize(("e", "sizes"), [(E, {1: [1] * 5, 2: [1] * 5}), (MLP, {1: [5], 2: [3, 2], 9: [1] * 5})])
-def test_a_comparisons_seeds_are_grouped_where_they_step_together(e: Experiment, sizes: dict[int, list[int]]) -> None:
-    chains = [Chain(replace(e, seed=seed), ("fedveca", "fedavg"), Path(), "cpu", {}) for seed in range(5)]
-    for workers, want in sizes.items():
-        groups = group_chains(chains, workers)
-        assert [len(group.chains) for group in groups] == want
-        assert [chain for group in groups for chain in group.chains] == chains
 
 
 @pytest.mark.slow

@@ -1,0 +1,30 @@
+"""Where worker processes come from: on Linux a process that has loaded PyTorch once and forks each of them.
+
+A process that runs cannot be forked itself: CUDA and threads do not survive it. The server has neither, since it only
+imports. Elsewhere each worker is a new process, which imports for itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+from fedveca.runs.experiment import Experiment
+
+FORKS = sys.platform == "linux" and sys.version_info >= (3, 11, 1)  # in 3.11.0 other users can reach the server
+WORKERS = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+_SMALL = ("svm", "logistic", "mlp")
+
+
+def start_server() -> None:
+    """Starts it where there is none yet; a command that does so early has it load PyTorch at the same time."""
+    if FORKS:
+        from multiprocessing import forkserver
+
+        WORKERS.set_forkserver_preload(["fedveca.runs.pool"])
+        forkserver.ensure_running()
+
+
+def keeps_one_core_busy(e: Experiment) -> bool:
+    """Whether runs like this one take so small steps on the CPU that a process cannot use more than one core."""
+    return e.model in _SMALL and e.engine == "local" and not e.track
