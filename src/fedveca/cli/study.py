@@ -43,7 +43,7 @@ def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> N
         help=f"folder of runs and results; what is finished there is not repeated (default {where})",
     )
     add_device(sub)
-    sub.add_argument("--workers", type=int, default=1, metavar="N", help="seeds that run in parallel (default 1)")
+    sub.add_argument("--workers", type=int, default=1, metavar="N", help="runs at a time (default 1)")
     sub.add_argument("--data-dir", default="", metavar="DIR", help="folder that holds the data sets")
     add_output(sub)
 

@@ -149,7 +149,7 @@ def compare(
             chooses its own numbers of local steps, the others get the total of them, unless `epochs` is set: then
             each method with fixed steps takes the steps that `epochs` gives.
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
-        workers: Seeds that run in processes side by side; observers then see only the end of each run, unless they
+        workers: Processes, each with runs of its own; observers then see only the end of each run, unless they
             are a `ComparisonObserver`.
         observers: Objects that see each round as it ends.
         settings: Settings of single methods in place of the experiment's, by the method's name, such as

@@ -162,7 +162,7 @@ def run_study(
         out: The folder of the studies' folders.
         seeds: The number of seeds in place of each study's own.
         device: "auto", "cpu" or "cuda".
-        workers: Seeds that run at the same time, each in a process.
+        workers: Processes, each with runs of its own.
         data_dir: The folder that holds the data sets.
         observers: Objects that see each round as it ends; with several workers only the end of each run.
 
