@@ -95,11 +95,13 @@ class RunPool:
             return
         follower = Follower([plan.folder for plans in groups for plan in plans], self.watching)
         try:
-            for future in [self._start().submit(_complete_in_worker, plans) for plans in groups]:
+            futures = [self._start().submit(_complete_in_worker, plans) for plans in groups]
+            for plans, future in zip(groups, futures, strict=True):
                 while wait([future], LOOK_SECONDS).not_done:
                     follower.look()
-                batch = future.result()
+                future.result()
                 follower.look()
+                batch = [Run.open(plan.folder) for plan in plans]
                 for observer, done in product(self.observers, batch):
                     if observer not in self.watching:  # which saw it as soon as it was over
                         observer.end(done)
@@ -325,9 +327,10 @@ def _worker(threads: int, flag: Any, environment: dict[str, str]) -> None:
     threading.Thread(target=_outlived, daemon=True).start()
 
 
-def _complete_in_worker(plans: Sequence[RunPlan]) -> list[Run]:
+def _complete_in_worker(plans: Sequence[RunPlan]) -> None:
+    """The runs stay in their folders: tensors would travel through shared memory, of which a container has little."""
     with _busy:
-        return complete_runs(plans, lambda: bool(_flag.value))
+        complete_runs(plans, lambda: bool(_flag.value))
 
 
 def _outlived() -> None:

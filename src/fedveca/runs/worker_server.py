@@ -7,11 +7,19 @@ imports. Elsewhere each worker is a new process, which imports for itself.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
+import tempfile
 
 from fedveca.runs.experiment import Experiment
 
-FORKS = sys.platform == "linux" and sys.version_info >= (3, 11, 1)  # in 3.11.0 other users can reach the server
+_SAFE_PYTHON = (3, 11, 1)  # before, other users could reach the server
+_MOST_LETTERS = 64  # of the folder of temporary files: a socket in it has a name of 107 letters at most
+FORKS = (
+    sys.platform == "linux"
+    and sys.version_info >= _SAFE_PYTHON
+    and len(os.fsencode(tempfile.gettempdir())) <= _MOST_LETTERS
+)
 WORKERS = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 _SMALL = ("svm", "logistic", "mlp")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing.forkserver
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,17 @@ def test_workers_are_forked_from_a_process_that_has_loaded_pytorch() -> None:
     assert loaded
     assert parent == multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     assert parent != os.getpid()
+
+
+def test_workers_start_where_a_socket_has_no_room(tmp_path: Path) -> None:
+    """In a folder of temporary files with a long name."""
+    far = tmp_path / "t" / ("x" * 100)
+    far.mkdir(parents=True)
+    words = ["compare", "model=svm", "rounds=1", "--seeds", "1", "--methods", "fedavg,fednova", "--workers", "2"]
+    command = [sys.executable, "-m", "fedveca", *words, "--device", "cpu", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(far)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "out" / "table.json").read_text())) == 2
 
 
 @pytest.mark.parametrize("methods", [("fedveca", "scaffold", "fedavg"), ("fedavg", "fedprox")])
