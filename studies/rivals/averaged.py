@@ -1,8 +1,8 @@
 """What an average like FedVecaM's gives to its rivals: `python -m studies.rivals.averaged digits-case3 --out FILE`.
 
 FedVecaM's model is an average of the server's points. Here the models of other methods are averaged with the same
-weights. The rules are those of the study (`studies.rivals.run`): rows, rates tried, seeds; each method's rate is chosen
-on seed 601 for its averaged model, on the rows held back. The runs themselves do not change, only what they return.
+weights. The rules are those of the study (`studies.rivals.run`): rows, settings tried, seeds. Each method's settings
+are chosen for its averaged model. The runs themselves do not change, only what they return.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ from fedveca.runs.federate import Diverged, federate
 from fedveca.runs.schema import get_number
 from studies.rivals.averages import average_points
 from studies.rivals.cases import OURS, name_rival
-from studies.rivals.fresh import STORED
 from studies.rivals.results import LEVEL, RivalLead, correct_holm, find_p
-from studies.rivals.run import SEEDS, TUNING_SEED, Unit, list_tuned, make_rival, parse_case, read_cases
+from studies.rivals.run import (
+    STORED,
+    VAL,
+    Tried,
+    Unit,
+    choose_settings,
+    list_tuned,
+    make_rival,
+    parse_case,
+    read_cases,
+    read_plan,
+    tune,
+)
 
 METHODS = ("fedavg", "scaffold tuned", "fedacg")
 FACTORS = 8  # as in FedVecaM
@@ -35,6 +46,7 @@ class AveragedUnit(TypedDict):
 
     case: str
     method: str
+    tuning: list[Tried]
     settings: dict[str, Any]
     runs: dict[str, float]  # test accuracy of the last average in per cent, by seed
 
@@ -58,10 +70,15 @@ def measure_averaged(job: tuple[str, str, str]) -> AveragedUnit:
     """Chooses the settings, then runs the seeds with them."""
     case, method, device = job
     torch.set_num_threads(1)
-    tried = list_tuned(method)
-    best = max(tried, key=lambda settings: find_accuracy(case, method, settings, TUNING_SEED, device, 0.1))
-    runs = {str(seed): round(find_accuracy(case, method, best, seed, device, 0.0), 3) for seed in SEEDS}
-    return {"case": case, "method": method, "settings": best, "runs": runs}
+
+    def find(settings: dict[str, Any], seed: int, val: float = VAL) -> float:
+        return find_accuracy(case, method, settings, seed, device, val)
+
+    plan, tuning = read_plan(case), list[Tried]()
+    tune(plan, list_tuned(method, plan.rates), tuning, find)
+    best = choose_settings(tuning)
+    runs = {str(seed): round(find(best, seed, 0.0), 3) for seed in plan.seeds}
+    return {"case": case, "method": method, "tuning": tuning, "settings": best, "runs": runs}
 
 
 def compare_averaged(stored: list[Unit], averaged: list[AveragedUnit]) -> list[RivalLead]:

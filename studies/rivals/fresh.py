@@ -1,14 +1,11 @@
-"""The tuned settings of the study on seeds that nobody has seen: `python -m studies.rivals.fresh --out fresh.json`.
+"""Other seeds for the cases whose plan has seen ones: `python -m studies.rivals.fresh --methods M,M --out fresh.json`.
 
-Seeds 501 to 510 were seen while FedVecaM was made. Here every method runs once with the settings that the study chose
-for it on seed 601, on seeds 511 to 520. Nothing was chosen on these, and nothing was changed after they ran.
+The cases with a CNN ran on seeds 501 to 510, which were seen while FedVecaM was made. Here methods run with the
+settings that were chosen for them, on the seeds of all other cases. Nothing was chosen on these, and nothing was
+changed after they ran.
 
-Runs go seed by seed, so that where the time ends, all cases and methods have the same seeds. Networks with convolutions
-take too long on a CPU for all methods, so they run where they are named; docs/choose.md has the four methods that were
-nearest to the best on them in the study:
-
-    python -m studies.rivals.fresh cnn-case3 cifar-case3 cifar-dirichlet05-partial \\
-        --methods "fedvecam,fedacg,fedadam,scaffold tuned" --out rivals-fresh-cnn.json
+Runs go seed by seed, so that where the time ends, all cases and methods have the same seeds. On a CPU a run of a CNN
+takes a minute; docs/rivals.md has the four methods that were nearest to the best on these cases.
 """
 
 from __future__ import annotations
@@ -21,11 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from studies.rivals.cases import find_family
-from studies.rivals.run import RIVALS, RivalOutcome, Unit, measure_runs, parse_case
-
-STORED = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
-FRESH_SEEDS = tuple(range(511, 521))
+from studies.rivals.run import RIVALS, SEEDS, STORED, RivalOutcome, Unit, measure_runs, parse_case, read_plan
 
 
 class FreshRun(NamedTuple):
@@ -44,11 +37,12 @@ def _call(job: FreshRun, device: str) -> tuple[FreshRun, RivalOutcome]:
 
 
 def list_missing(stored: list[Unit], found: list[Unit], cases: Sequence[str], methods: Sequence[str]) -> list[FreshRun]:
-    """What is not in `found` yet, seed by seed; all methods where none is named, and all cases without a CNN."""
+    """What is not in `found` yet, seed by seed; all methods where none is named, and all cases with seen seeds."""
     known = {(unit["case"], unit["method"], seed) for unit in found for seed in unit["runs"]}
-    wanted = [unit for unit in stored if unit["case"] in cases or (not cases and find_family(unit["case"]) != "CNN")]
+    seen = {unit["case"] for unit in stored if not {*SEEDS} & {*read_plan(unit["case"]).seeds}}
+    wanted = [unit for unit in stored if unit["case"] in (cases or seen)]
     wanted = [unit for unit in wanted if unit["method"] in (methods or [unit["method"]])]
-    jobs = [FreshRun(unit, seed) for seed in FRESH_SEEDS for unit in wanted]
+    jobs = [FreshRun(unit, seed) for seed in SEEDS for unit in wanted]
     return [job for job in jobs if (job.unit["case"], job.unit["method"], str(job.seed)) not in known]
 
 

@@ -1,6 +1,6 @@
-"""`python -m studies.rivals.page docs/results/rivals.json docs/choose.md` writes the page's five tables anew.
+"""`python -m studies.rivals.page docs/results/rivals.json docs` writes the tables of rivals.md and choose.md anew.
 
-The sentences around them are checked by tests/unit/studies/test_choose_page.py, whose failures show what they must say.
+The sentences around them are checked by tests/unit/studies/test_rivals_page.py, whose failures show what they must say.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ def replace_table(page: str, table: str) -> str:
     return found.sub(lambda _: table + "\n", page)
 
 
-def write_tables(page: str, units: list[Unit]) -> str:
+def make_tables(units: list[Unit]) -> dict[str, list[str]]:
+    """The tables of the study, by page."""
     standings = rank_methods(units, "last")
-    for table in (
-        make_advice_table(units, standings),
+    study = [
         make_main_table(units, "last"),
         make_group_table(units, standings),
         make_grid_table(units),
         make_swing_table(units),
-    ):
-        page = replace_table(page, table)
-    return page
+    ]
+    return {"rivals.md": study, "choose.md": [make_advice_table(units, standings)]}
 
 
 def main() -> None:
     units: list[Unit] = keep_complete(json.loads(Path(sys.argv[1]).read_text("utf-8")))
-    path = Path(sys.argv[2])
-    path.write_text(write_tables(path.read_text("utf-8"), units), "utf-8")
+    for name, tables in make_tables(units).items():
+        path = Path(sys.argv[2]) / name
+        page = path.read_text("utf-8")
+        for table in tables:
+            page = replace_table(page, table)
+        path.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

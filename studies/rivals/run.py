@@ -1,4 +1,4 @@
-"""FedVecaM and its rivals at equal gradient rows, each at its best learning rate: what docs/choose.md rests on.
+"""FedVecaM and its rivals at equal gradient rows, each at its best learning rate: what docs/rivals.md rests on.
 
     python -m studies.rivals --out docs/results/rivals.json --processes 2
 
@@ -9,14 +9,15 @@ The rules were written before the first run of it:
 - Every method has the same budget of gradient rows: 60 rounds of 12 mini-batches per client. FedVecaM spends 2 of the
   12 on its probe; its shares of the steps are rounded, and its clients differ in rows, so it may miss the budget by a
   few per cent. FedVeca and FedVeca corrected choose their own steps: they run for up to 100 rounds, and count up to the
-  last round within the budget. What each of them spent is on docs/choose.md.
-- Learning rates (and server_lr, where RIVALS names several) are chosen for each method and case on seed 601, where
-  every client holds back a tenth of its rows: the highest accuracy of the last model on those rows.
-- The reported runs have seeds 501 to 510. A lead is a paired difference of last models over the seeds, by Student's t
+  last round within the budget. What each of them spent is on docs/rivals.md.
+- Learning rates (and server_lr, where RIVALS names several) are chosen for each method and case by the accuracy of the
+  last model on a tenth of every client's rows, which is held back. All combinations run on seed 601, the two best ones
+  on 602 and 603 as well, and the one with the higher mean is chosen. Where a chosen value is the lowest or the highest
+  that was tried, the next one of LADDER is tried, too, until none is.
+- The reported runs have seeds 511 to 520. A lead is a paired difference of last models over the seeds, by Student's t
   test, with Holm's correction over all comparisons.
-- GRID says which methods also run at all rates, on seeds 501 to 503: what happens where nobody tunes.
-- A case with `seeds` and `rates` of its own is thinned: its model takes too long for all of them. It has no grid, its
-  results are in a file of their own, and it does not count where cases are counted, since three seeds show little.
+- GRID says which methods also run at all of RATES, on seeds 501 to 503: what happens where nobody tunes.
+- A case may have a plan of its own, with fewer runs, for the reason that cases.toml gives.
 - FedNova with equal local steps is FedAvg, so it does not run.
 """
 
@@ -28,7 +29,8 @@ import itertools
 import json
 import math
 import multiprocessing
-from collections.abc import Iterable
+import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -42,7 +44,10 @@ from fedveca.runs.run import run
 from fedveca.runs.schema import Round, get_number
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-TUNING_SEED, SEEDS, GRID_SEEDS = 601, tuple(range(501, 511)), (501, 502, 503)
+LADDER = (0.0001, 0.0003, 0.001, *RATES, 1.0, 3.0, 10.0)  # values of lr and server_lr, beyond those tried first
+TUNING_SEEDS, SEEDS, GRID_SEEDS = (601, 602, 603), tuple(range(511, 521)), (501, 502, 503)
+VAL = 0.1  # share of every client's rows that is held back to tune
+FINALISTS = 2  # settings that run on all seeds of the tuning
 PROBE_STEPS = 2  # mini-batches of the probe: the other methods take so many local steps more
 MOST_ROUNDS = 5 / 3  # times the rounds of the others, for methods that choose their own steps
 OWN_STEPS = ("fedveca", "corrected")
@@ -61,6 +66,7 @@ RIVALS: dict[str, dict[str, tuple[object, ...]]] = {  # settings of each, all co
 }
 GRID = ("fedvecam", "fedavg", "scaffold")
 CASES_FILE = Path(__file__).with_name("cases.toml")
+STORED = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
 
 
 class RivalOutcome(TypedDict):
@@ -74,12 +80,15 @@ class RivalOutcome(TypedDict):
     returns: int  # of the guard
 
 
+Tried = tuple[dict[str, Any], list[float]]  # settings, and the accuracy on the rows held back by seed of the tuning
+
+
 class Unit(TypedDict):
     """A method on a case."""
 
     case: str
     method: str
-    tuning: list[tuple[dict[str, Any], float]]  # settings, and the accuracy on the rows held back
+    tuning: list[Tried]
     settings: dict[str, Any]  # the best of them
     runs: dict[str, RivalOutcome]  # by seed
     grid: dict[str, dict[str, RivalOutcome]]  # by rate and seed
@@ -102,23 +111,22 @@ def parse_case(name: str) -> str:
 class CasePlan(NamedTuple):
     """What of the study runs on a case."""
 
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    grid: tuple[str, ...]  # methods that also run at all rates
+    rates: tuple[float, ...] = RATES
+    beyond: bool = True  # whether tuning looks beyond the values that it tries first
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    seeds: tuple[int, ...] = SEEDS
+    grid: tuple[str, ...] = GRID  # methods that also run at all rates
+    counts: bool = True  # where cases are counted
 
 
 @functools.cache
 def read_plan(case: str) -> CasePlan:
-    """All of it, unless the case is thinned."""
-    cases: dict[str, Any] = read_toml(str(CASES_FILE))["cases"]  # type: ignore[assignment]
-    found = cases[case]
-    if "seeds" not in found:
-        return CasePlan(RATES, SEEDS, GRID)
-    return CasePlan(tuple(found["rates"]), SEEDS[: found["seeds"]], ())
-
-
-def is_thinned(case: str) -> bool:
-    return read_plan(case).seeds != SEEDS
+    """All of the study, unless the case names a plan of its own."""
+    found: dict[str, Any] = read_toml(str(CASES_FILE))
+    named = found["cases"][case].get("plan")
+    plan: dict[str, Any] = found["plans"][named] if named else {}
+    plan = {name: tuple(value) if isinstance(value, list) else value for name, value in plan.items()}
+    return CasePlan(**plan)
 
 
 def make_rival(case: str, method: str, settings: dict[str, Any], seed: int) -> Experiment:
@@ -185,42 +193,100 @@ def measure_runs(
     }
 
 
-def measure_unit(case: str, method: str, device: str = "cpu") -> Unit:
-    """Chooses the settings, then runs the seeds with them, and the grid where the method has one."""
+def choose_settings(tuning: list[Tried]) -> dict[str, Any]:
+    """Of the settings with the most seeds, those with the highest mean; of equals the first."""
+    most = max(len(found) for _, found in tuning)
+    finals = [tried for tried in tuning if len(tried[1]) == most]
+    return max(finals, key=lambda tried: statistics.fmean(tried[1]))[0]
+
+
+def list_beyond(tuning: list[Tried], chosen: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is to be tried next: each value at the end of those tried gives way to the one of LADDER beyond it."""
+    found = []
+    for name in chosen.keys() & {"lr", "server_lr"}:
+        tried = {settings[name] for settings, _ in tuning}
+        for end, step in ((min(tried), -1), (max(tried), 1)):
+            beyond = LADDER.index(end) + step
+            if chosen[name] == end and 0 <= beyond < len(LADDER):
+                found.append(chosen | {name: LADDER[beyond]})
+    known = [settings for settings, _ in tuning]
+    return [settings for settings in found if settings not in known]
+
+
+def find_val_accuracy(case: str, method: str, settings: dict[str, Any], seed: int, device: str) -> float:
+    """Of the last model, on the rows that are held back to tune."""
+    rounds = read_cases()[case]["rounds"]
+    e = make_rival(case, method, settings, seed).replace(val=VAL, rounds=rounds, test_every=rounds)
+    return get_number(run(e, device=device).summary["last"], "val_accuracy") or 0.0
+
+
+def tune(
+    plan: CasePlan,
+    first: list[dict[str, Any]],
+    tuning: list[Tried],
+    find: Callable[[dict[str, Any], int], float],
+) -> None:
+    """Completes the tuning: what is tried first, the best ones on all seeds, and what lies beyond.
+
+    Args:
+        plan: The seeds, and whether to look beyond.
+        first: The settings that are tried in any case.
+        tuning: What was tried before; it is added to.
+        find: What is to be as high as possible, by settings and seed.
+    """
+    more = [] if tuning else first
+    while True:
+        tuning += [(settings, [find(settings, plan.tuning_seeds[0])]) for settings in more]
+        for settings, found in sorted(tuning, key=lambda tried: -tried[1][0])[:FINALISTS]:
+            found += [find(settings, seed) for seed in plan.tuning_seeds[len(found) :]]
+        more = list_beyond(tuning, choose_settings(tuning)) if plan.beyond else []
+        if not more:
+            return
+
+
+def measure_unit(case: str, method: str, device: str = "cpu", known: Unit | None = None) -> Unit:
+    """Chooses the settings, then runs the seeds with them, and the grid where the method has one.
+
+    What is known already is not run again; runs with other settings than the chosen ones are dropped.
+    """
     torch.set_num_threads(1)
-    plan, tuning = read_plan(case), []
-    for settings in list_tuned(method, plan.rates):
-        rounds = read_cases()[case]["rounds"]
-        e = make_rival(case, method, settings, TUNING_SEED).replace(val=0.1, rounds=rounds, test_every=rounds)
-        tuning.append((settings, get_number(run(e, device=device).summary["last"], "val_accuracy") or 0.0))
-    settings = max(tuning, key=lambda tried: tried[1])[0]
-    rates = plan.rates if method in plan.grid else ()
-    return {
-        "case": case,
-        "method": method,
-        "tuning": tuning,
-        "settings": settings,
-        "runs": measure_runs(case, method, settings, plan.seeds, device),
-        "grid": {f"{rate:g}": measure_runs(case, method, {"lr": rate}, GRID_SEEDS, device) for rate in rates},
-    }
+    plan, tuning = read_plan(case), known["tuning"] if known else []
+    first = list_tuned(method, plan.rates)
+    tune(plan, first, tuning, lambda settings, seed: find_val_accuracy(case, method, settings, seed, device))
+    settings = choose_settings(tuning)
+    runs = known["runs"] if known and known["settings"] == settings else {}
+    grid = known["grid"] if known else {}
+    for rate in plan.rates if method in plan.grid and not grid else ():
+        grid[f"{rate:g}"] = measure_runs(case, method, {"lr": rate}, GRID_SEEDS, device)
+    runs |= measure_runs(case, method, settings, [seed for seed in plan.seeds if str(seed) not in runs], device)
+    return {"case": case, "method": method, "tuning": tuning, "settings": settings, "runs": runs, "grid": grid}
 
 
-def _call(job: tuple[str, str, str]) -> Unit:
+def is_complete(unit: Unit) -> bool:
+    """Whether nothing of the unit is left to run."""
+    plan = read_plan(unit["case"])
+    tuned = max(len(found) for _, found in unit["tuning"]) == len(plan.tuning_seeds)
+    beyond = list_beyond(unit["tuning"], unit["settings"]) if plan.beyond else []
+    return tuned and not beyond and {*unit["runs"]} == {*map(str, plan.seeds)}
+
+
+def _call(job: tuple[str, str, str, Unit | None]) -> Unit:
     return measure_unit(*job)
 
 
 def measure(out: Path, cases: list[str], methods: list[str], processes: int, device: str) -> list[Unit]:
-    """What is not in the file yet; the file is written after each unit."""
-    units: list[Unit] = json.loads(out.read_text("utf-8")) if out.exists() else []
-    known = {(unit["case"], unit["method"]) for unit in units}
-    jobs = [(case, method, device) for case in cases for method in methods if (case, method) not in known]
+    """What is not complete in the file yet; the file is written after each unit."""
+    stored: list[Unit] = json.loads(out.read_text("utf-8")) if out.exists() else []
+    units = {(unit["case"], unit["method"]): unit for unit in stored}
+    asked = itertools.product(cases, methods)
+    jobs = [(*at, device, units.get(at)) for at in asked if at not in units or not is_complete(units[at])]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for unit in pool.imap_unordered(_call, jobs):
-            units.append(unit)
-            out.write_text(json.dumps(units) + "\n", "utf-8")
-            mean = sum(each["last"] for each in unit["runs"].values()) / len(unit["runs"])
+            units[unit["case"], unit["method"]] = unit
+            out.write_text(json.dumps([*units.values()]) + "\n", "utf-8")
+            mean = statistics.fmean(each["last"] for each in unit["runs"].values())
             print(f"{unit['case']} {unit['method']} {unit['settings']}: last {mean:.2f} %", flush=True)
-    return units
+    return [*units.values()]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -234,5 +300,5 @@ def main(words: list[str] | None = None) -> None:
     args = parser.parse_args(words)
     if unknown := {*args.methods.split(",")} - {*RIVALS}:
         parser.error(f"{min(unknown)} is not a method of the study; it is one of {', '.join(RIVALS)}")
-    cases = args.cases or [case for case in read_cases() if not is_thinned(case)]
+    cases = args.cases or [case for case in read_cases() if read_plan(case).counts]
     measure(args.out, cases, args.methods.split(","), args.processes, args.device)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fedveca import run
+from fedveca import Experiment, run
 from fedveca.runs.folder import Run
 from studies.rivals import results
 from studies.rivals import run as rivals
 from studies.rivals.cases import find_chance, group_cases, is_fresh, is_partial
-from studies.rivals.fresh import FRESH_SEEDS, add_run, list_missing
+from studies.rivals.fresh import add_run, list_missing
 from studies.rivals.grid import compare_grid, find_rate_loss, has_failed, is_near_chance, make_grid_table
 from studies.rivals.merge import merge_units
 from studies.rivals.page import replace_table
-from studies.rivals.run import GRID, GRID_SEEDS, RATES, RIVALS, RivalOutcome, Unit
+from studies.rivals.run import GRID, GRID_SEEDS, LADDER, RATES, RIVALS, SEEDS, RivalOutcome, Tried, Unit
 from studies.rivals.swings import count_far, list_swings, make_swing_table
 
 
@@ -186,6 +187,75 @@ def test_a_table_is_replaced_by_its_head() -> None:
         replace_table(page, "| d |\n|---|")
 
 
+def tune_with(monkeypatch: pytest.MonkeyPatch, find: Callable[[float, float, int], float], method: str) -> Unit:
+    """Tunes a method on heart disease, where a run reaches what `find` says of lr, server_lr and seed."""
+
+    def pretend(e: Experiment, device: str) -> Run:
+        assert (e.val, e.test_every, e.rounds) == (0.1, 60, 60)
+        return Run(e, [], {"last": {"val_accuracy": find(e.lr, e.server_lr, e.seed)}})  # type: ignore[typeddict-item]
+
+    monkeypatch.setattr(rivals, "run", pretend)
+    tuning: list[Tried] = []
+    found = unit(method, [1.0] * 10)
+    rivals.tune(
+        rivals.read_plan("heart"),
+        rivals.list_tuned(method),
+        tuning,
+        lambda settings, seed: rivals.find_val_accuracy("heart", method, settings, seed, "cpu"),
+    )
+    found["settings"] = rivals.choose_settings(tuning)
+    found["tuning"], found["runs"] = tuning, {str(seed): outcome(1.0) for seed in SEEDS}
+    return found
+
+
+def test_tuning_looks_beyond_the_values_that_it_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tune_with(monkeypatch, lambda lr, _, __: -abs(lr - 1.0), "fedavg")
+    assert found["settings"] == {"lr": 1.0}
+    assert [settings["lr"] for settings, _ in found["tuning"]] == [*RATES, 1.0, 3.0]
+    assert rivals.is_complete(found)
+    lowest = tune_with(monkeypatch, lambda lr, _, __: -lr, "fedavg")
+    assert lowest["settings"] == {"lr": LADDER[0]}
+    assert rivals.is_complete(lowest)
+    inside = tune_with(monkeypatch, lambda lr, _, __: -abs(lr - 0.03), "fedavg")
+    assert [settings["lr"] for settings, _ in inside["tuning"]] == [*RATES]
+
+
+def test_tuning_looks_beyond_each_setting_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tune_with(monkeypatch, lambda lr, server, _: -abs(lr - 0.03) - abs(server - 10.0), "scaffold tuned")
+    assert found["settings"] == {"lr": 0.03, "method": "scaffold", "server_lr": 10.0}
+    beyond = [settings for settings, _ in found["tuning"]][10:]
+    assert beyond == [{"lr": 0.03, "method": "scaffold", "server_lr": 10.0}]
+
+
+def test_the_two_best_settings_are_tuned_on_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On seed 601 the rate 0.1 is ahead of 0.03, which is ahead of it on the two others."""
+    ends = {0.1: (0.9, 0.2, 0.2), 0.03: (0.8, 0.8, 0.8), 0.01: (0.7, 0.9, 0.9)}
+    found = tune_with(monkeypatch, lambda lr, _, seed: ends.get(lr, (0, 0, 0))[seed - 601], "fedavg")
+    assert found["settings"] == {"lr": 0.03}
+    seeds = {settings["lr"]: len(accuracy) for settings, accuracy in found["tuning"]}
+    assert seeds == {0.003: 1, 0.01: 1, 0.03: 3, 0.1: 3, 0.3: 1}
+
+
+def test_what_is_left_of_a_unit_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tune_with(monkeypatch, lambda lr, _, __: -abs(lr - 0.03), "fedavg")
+    found["grid"] = {"0.1": {}}
+    asked: list[int] = []
+
+    def note(case: str, method: str, settings: object, seeds: list[int], device: str) -> dict[str, RivalOutcome]:
+        assert settings == {"lr": 0.03}
+        asked.extend(seeds)
+        return {str(seed): outcome(2.0) for seed in seeds}
+
+    monkeypatch.setattr(rivals, "measure_runs", note)
+    del found["runs"]["511"]
+    assert not rivals.is_complete(found)
+    assert rivals.is_complete(rivals.measure_unit("heart", "fedavg", known=found))
+    assert asked == [511]
+    asked.clear()
+    rivals.measure_unit("heart", "fedavg", known={**found, "settings": {"lr": 0.1}})
+    assert asked == [*SEEDS]  # its runs have other settings
+
+
 def test_fresh_runs_go_seed_by_seed_and_continue_where_they_ended() -> None:
     stored = [unit(method, [1.0], case) for case in ("heart", "svm-case3") for method in ("fedvecam", "fedavg")]
     jobs = list_missing(stored, [], ["heart"], [])
@@ -195,15 +265,30 @@ def test_fresh_runs_go_seed_by_seed_and_continue_where_they_ended() -> None:
         ("fedvecam", 512),
     ]
     assert {job.unit["case"] for job in jobs} == {"heart"}
-    assert len(jobs) == 2 * len(FRESH_SEEDS)
+    assert len(jobs) == 2 * len(SEEDS)
     found: list[Unit] = []
     for job in jobs[:3]:
         add_run(found, job, outcome(2.0))
     assert [(one["method"], [*one["runs"]]) for one in found] == [("fedvecam", ["511", "512"]), ("fedavg", ["511"])]
     assert list_missing(stored, found, ["heart"], []) == jobs[3:]
-    only = list_missing(stored, found, [], ["fedavg"])
+    only = list_missing(stored, found, ["heart", "svm-case3"], ["fedavg"])
     assert {job.unit["method"] for job in only} == {"fedavg"}
-    assert len(only) == 2 * len(FRESH_SEEDS) - 1
-    assert not list_missing([unit("fedavg", [1.0], "cnn-case3")], [], [], [])  # it takes too long unless it is named
-    assert list_missing([unit("fedavg", [1.0], "cnn-case3")], [], ["cnn-case3"], [])
+    assert len(only) == 2 * len(SEEDS) - 1
+    assert not list_missing(stored, [], [], [])  # the study itself has these seeds
+    assert list_missing([unit("fedavg", [1.0], "cnn-case3")], [], [], [])
     assert stored[0]["runs"] == {"0": outcome(1.0)}  # what the study has found stays apart
+
+
+def test_a_case_may_have_a_plan_with_fewer_runs() -> None:
+    assert rivals.read_plan("heart") == rivals.CasePlan()
+    earlier = rivals.read_plan("cnn-case3")
+    assert (earlier.tuning_seeds, earlier.beyond, earlier.seeds) == ((601,), False, tuple(range(501, 511)))
+    assert (earlier.rates, earlier.grid, earlier.counts) == (RATES, GRID, True)
+    assert not rivals.read_plan("resnet-case3").counts
+
+
+def test_tuning_with_fewer_runs_looks_at_its_rates_and_its_seed_only() -> None:
+    tuning: list[Tried] = []
+    plan = rivals.read_plan("resnet-case3")
+    rivals.tune(plan, rivals.list_tuned("fedavg", plan.rates), tuning, lambda settings, seed: settings["lr"] * seed)
+    assert tuning == [({"lr": lr}, [lr * 601]) for lr in (0.01, 0.03, 0.1)]
