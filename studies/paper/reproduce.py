@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedveca.cli.arguments import print_result
 from fedveca.errors import UserError, quoted, suggest
-from fedveca.runs.folder import require_free
+from fedveca.runs.result_folders import require_studies
 from fedveca.runs.run import resolve_device
 from fedveca.runs.study import Study, read_study, run_study
 from fedveca.views.report.report import write_report
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     """`fedveca reproduce`: runs what is not finished yet, then writes results/ and report.html."""
     wanted = read_studies(args.what, args.tasks.split(",") if args.tasks else TASKS)
     resolve_device(args.device)
-    require_free(args.out)
+    require_studies(args.out)
     with Screen(args.quiet or args.json) as screen:
         runs = run_study(
             list({study.name: study for of in wanted.values() for study in of}.values()),

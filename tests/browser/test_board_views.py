@@ -220,6 +220,28 @@ def test_names_are_short_and_cut_in_their_middle_and_no_column_is_out_of_sight(b
     page.end(address)
 
 
+def test_every_column_of_groups_with_long_names_fits_a_laptop(browser: Any, tmp_path: Path) -> None:
+    long: dict[str, Any] = {
+        "data": "fashion-mnist",
+        "partition": "dirichlet_balanced",
+        "method": "fedveca_time",
+        "model": "resnet18",
+    }
+    for seed in range(2):
+        write_run(tmp_path / f"a/run-{seed}", 40, seed=seed, **long)
+        write_run(tmp_path / f"b/run-{seed}", 40, seed=seed, **long | {"method": "centralised"})
+    with serve_board(tmp_path) as own:
+        page = Page(browser, f"{own}#group=method", viewport=WIDE)
+        page.until(lambda: page.page.locator("#list tr.group").count() == 2)
+        assert (
+            page.page.evaluate(
+                "(() => { const e = document.querySelector('.scroll'); return e.scrollWidth - e.clientWidth; })()"
+            )
+            <= 0
+        )
+        page.end(own)
+
+
 def test_every_state_is_a_word_and_says_what_to_do(browser: Any, address: str) -> None:
     page = Page(browser, address_of(address, "paused", "killed", "damaged"), viewport=WIDE)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

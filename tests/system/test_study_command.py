@@ -88,11 +88,11 @@ def test_a_diverged_run_is_left_out_and_named(study: Path, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("none.toml", "none.toml cannot be read: "),
+        ("none.toml", "none.toml does not exist"),
         ("mine.toml --seeds 0", "--seeds 0 is out of range; allowed: >= 1"),
         ("mine.toml --workers 0", "--workers 0 is out of range; allowed: >= 1"),
         ("mine.toml --out mine.toml", "mine.toml is a file; name a folder"),
-        ("bad.toml", "bad.toml: methods=[] is not a list of methods such as ['fedveca', 'fedavg']"),
+        ("bad.toml", "bad.toml: methods is missing; it is a list such as ['fedveca', 'fedavg'], of "),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(study: Path, capsys: Capture, words: str, said: str) -> None:

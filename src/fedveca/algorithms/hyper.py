@@ -25,6 +25,8 @@ class Range(NamedTuple):
     open_ends: OpenEnds = False
 
     def __str__(self) -> str:
+        if math.isinf(self.high) and math.isinf(self.low):
+            return "any finite number"
         left, right = "(" if self.open_ends else "[", ")" if self.open_ends is True else "]"
         if math.isinf(self.high):
             return f"{'>' if self.open_ends else '>='} {self.low}"

@@ -113,6 +113,11 @@ def parse_experiment(words: list[str]) -> tuple[str, Experiment]:
     return name_experiment(experiment, *names), experiment
 
 
+def list_named_settings(words: list[str]) -> list[str]:
+    """The settings that a command names as key=value."""
+    return [word.partition("=")[0] for word in words if "=" in word]
+
+
 def _explain_word(word: str, first: bool) -> None:
     """UserError for a word without `=` that is a setting's name or one of its values, or a preset after the first."""
     from fedveca.runs.experiment import Experiment
@@ -150,14 +155,13 @@ def choose_folder(out: Path | None, name: str) -> Path:
 
 def check_counts(args: argparse.Namespace) -> None:
     """UserError where --seeds or --workers is out of range."""
+    from fedveca.runs.setting_checks import MOST_SEEDS, MOST_WORKERS
+
     counts = {name: getattr(args, name) for name in ("seeds", "workers") if getattr(args, name) is not None}
     for name, count in counts.items():
+        most = MOST_SEEDS if name == "seeds" else MOST_WORKERS
         if count < 1:
             raise UserError(f"--{name} {count} is out of range; allowed: >= 1")
-    from fedveca.runs.overrides import MOST_SEEDS, MOST_WORKERS  # it loads PyTorch
-
-    for name, count in counts.items():
-        most = MOST_SEEDS if name == "seeds" else MOST_WORKERS
         if count > most:
             raise UserError(f"--{name} {count} is out of range; at most {most}")
 

@@ -25,7 +25,7 @@ def add(command: Command) -> None:
         type=parse_folder,
         default=Path("runs"),
         metavar="RUNS_DIR",
-        help="folder that holds runs, at any depth (default runs); where it is missing, the board waits for it",
+        help="folder that holds runs, down to 12 levels (default runs); where it is missing, the board waits for it",
     )
     board.add_argument(
         "--host",

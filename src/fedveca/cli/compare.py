@@ -48,6 +48,7 @@ def add(command: Command) -> None:
 
 def _compare(args: argparse.Namespace) -> int:
     from fedveca.runs.catalog import known_methods
+    from fedveca.runs.result_folders import require_comparison, require_sweep
     from fedveca.runs.search import check_space, make_grid, parse_space
 
     name, experiment = parse_experiment(args.words)
@@ -58,9 +59,11 @@ def _compare(args: argparse.Namespace) -> int:
     elif args.tune_seeds is not None:
         raise UserError(f"--tune-seeds {args.tune_seeds} needs --tune, such as --tune lr")
     check_positive(tune_seeds=args.tune_seeds)
+    check_counts(args)
+    out = choose_folder(args.out, f"{name}-compare")
+    (require_sweep if grid else require_comparison)(out)
     start_workers_early(args, experiment)
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
-        check_counts(args)
         from fedveca.runs.compare import compare, list_fitting
         from fedveca.runs.sweep import sweep
         from fedveca.views.figures.curves import draw_curves
@@ -69,9 +72,8 @@ def _compare(args: argparse.Namespace) -> int:
     known = tuple(known_methods())
     if args.methods == "all":
         methods = list_fitting(experiment, methods)
-    left_out = [method for method in known if method not in methods] if args.methods in ("", "all") else []
-    why = "(add with --methods all)" if not args.methods else "(not possible with these settings)"
-    out = choose_folder(args.out, f"{name}-compare")
+    left_out = [method for method in known if method not in methods] if args.methods in (None, "all") else []
+    why = "(add with --methods all)" if args.methods is None else "(not possible with these settings)"
     files = {"report": "report.html", "figure": "curves.svg", "table": "table.json"}
     title, more = name, {}
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:

@@ -28,7 +28,6 @@ def add_methods(sub: argparse.ArgumentParser, *, what: str, some: str = "") -> N
     sub.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds of the comparison (default 3)")
     sub.add_argument(
         "--methods",
-        default="",
         metavar="M,M",
         help=f"methods to {what}{some} (default: those of the paper); the first one sets the budget of the others",
     )
@@ -44,13 +43,17 @@ def add_methods(sub: argparse.ArgumentParser, *, what: str, some: str = "") -> N
 
 
 def choose_methods(args: argparse.Namespace, experiment: Experiment) -> tuple[str, ...]:
-    """The methods that were named, those of the paper, or all of them; UserError for one that is not known."""
+    """The methods that were named, those of the paper, or all of them; UserError for none, or one that is not known."""
     from fedveca.runs.catalog import known_methods
     from fedveca.runs.experiment import reject_custom
 
     known = known_methods()
-    named = tuple(known) if args.methods == "all" else tuple(args.methods.split(",") if args.methods else ())
-    methods = named or tuple(method for method, facts in known.items() if facts["paper"])
+    if args.methods is None:
+        return tuple(method for method, facts in known.items() if facts["paper"])
+    if not args.methods:
+        said = f"--methods {args.methods!r} names no method"
+        raise UserError(f"{said}; name some, such as fedveca,fedavg, or leave --methods out for those of the paper")
+    methods = tuple(known) if args.methods == "all" else tuple(args.methods.split(","))
     for method in methods:
         reject_custom({"method": method})
         replace(experiment, method=method)  # rejects what is not known
@@ -69,7 +72,7 @@ def start_workers_early(args: argparse.Namespace, experiment: Experiment) -> Non
     from fedveca.runs.worker_server import start_server
 
     on_cpu = args.device == "cpu" or not Path("/dev/nvidiactl").exists()
-    several = args.workers is None and _count_cores() > 1 and _gains_by_workers(args, experiment)
+    several = args.workers is None and _count_cores() > 1 and _gains_by_workers(args, experiment, tunes=False)
     if on_cpu and (several or (args.workers or 1) > 1) and "torch" not in sys.modules:
         start_server()
 
@@ -83,17 +86,17 @@ def count_workers(args: argparse.Namespace, experiment: Experiment, *, tunes: bo
 
     from fedveca.runs.run import resolve_device
 
-    if args.workers or resolve_device(args.device) != "cpu" or not (tunes or _gains_by_workers(args, experiment)):
+    if args.workers or resolve_device(args.device) != "cpu" or not _gains_by_workers(args, experiment, tunes=tunes):
         return args.workers or 1
     return min(MOST_PROCESSES, _count_cores(), MOST_PROCESSES if tunes else torch.get_num_threads())
 
 
-def _gains_by_workers(args: argparse.Namespace, experiment: Experiment) -> bool:
+def _gains_by_workers(args: argparse.Namespace, experiment: Experiment, *, tunes: bool) -> bool:
     """Whether its runs are quicker in several processes; where seconds decide, a run has the machine to itself."""
     from fedveca.runs.worker_server import keeps_one_core_busy
 
     timed = args.fair == "time" or experiment.budget.startswith("seconds")
-    return keeps_one_core_busy(experiment) and not timed
+    return (tunes or keeps_one_core_busy(experiment)) and not timed
 
 
 def print_sweep(screen: Screen, done: Sweep, name: str) -> None:

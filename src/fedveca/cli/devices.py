@@ -29,21 +29,22 @@ def _devices(args: argparse.Namespace) -> int:
     if out.suffix != ".toml":
         raise UserError(f"--out {printable(str(out))} is not a .toml file")
     from fedveca.runs.folder import Run
+    from fedveca.runs.output_file import require_file, write_file
 
+    require_file(out)
     runs = [Run.open(folder) for folder in args.runs]
     clients = {run.experiment.clients for run in runs}
     if len(clients) > 1:
         raise UserError(f"the runs have different numbers of clients ({', '.join(map(str, sorted(clients)))})")
     with show_loading(args.quiet or args.json):
         from fedveca.runs.device_fit import collect_samples, fit_devices, predict_own_rounds, write_devices
-        from fedveca.runs.files import write_atomic
         from fedveca.views.terminal.console import make_console
         from fedveca.views.terminal.twin import describe_errors, make_device_table
     samples = [sample for run in runs for sample in collect_samples(run)]
     profiles = fit_devices(samples, clients.pop())
     rounds = count_noun(sum(len(run.rounds) for run in runs), "round")
     names = ", ".join(str(run.folder) for run in runs)
-    write_atomic(out, write_devices(profiles, f"fitted by fedveca devices to {rounds} of {names}").encode())
+    write_file(out, write_devices(profiles, f"fitted by fedveca devices to {rounds} of {names}").encode())
     times = [
         time
         for run in runs

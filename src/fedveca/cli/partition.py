@@ -31,7 +31,7 @@ def _partition(args: argparse.Namespace) -> int:
     built = build(experiment)
     counts = label_counts(built.shares, built.data.y, built.data.classes)
     with Screen(args.quiet or args.json) as screen:
-        screen.print(make_partition_table(counts[:MOST_CLIENTS]))
+        screen.print(make_partition_table(counts[:MOST_CLIENTS], screen.out.width))
         if len(counts) > MOST_CLIENTS:
             screen.print(f"... and {count_noun(len(counts) - MOST_CLIENTS, 'more client')}")
     print_result(args, {"clients": len(counts), "labels": counts.tolist()})

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fedveca.cli.arguments import Command, add_run, choose_folder, parse_experiment, parse_folder, print_result
+from fedveca.cli.arguments import (
+    Command,
+    add_run,
+    choose_folder,
+    list_named_settings,
+    parse_experiment,
+    parse_folder,
+    print_result,
+)
 from fedveca.cli.monitor import add_monitor, parse_monitor, watch_run
 from fedveca.errors import UserError
 from fedveca.views.terminal.loading import show_loading
@@ -36,12 +44,15 @@ def _run(args: argparse.Namespace) -> int:
         from fedveca.runs.experiment import name_folder
         from fedveca.runs.resources import discard_unbegun
         from fedveca.runs.run import resume, run
+        from fedveca.runs.unused_settings import list_unused
         from fedveca.views.terminal.screen import Screen
     with watch_run(monitor) as watching, Screen(quiet) as screen:
         observers = [screen, *watching]
         if args.resume:
             done = resume(args.resume, **settings, device=args.device, observers=observers)
         else:
+            for sentence in list_unused(experiment, list_named_settings(args.words), [experiment.method]):
+                screen.warn(sentence)
             out = choose_folder(args.out, f"{name}-{name_folder(experiment.method)}")
             with discard_unbegun(out):
                 done = run(experiment, out, device=args.device, observers=observers)

@@ -37,7 +37,7 @@ def add(command: Command) -> None:
         type=Path,
         default=HOME,
         metavar="FOLDER",
-        help="folder that holds runs, at any depth (default runs)",
+        help="folder that holds runs, down to 12 levels (default runs)",
     )
     runs.add_argument(
         "--sort",
@@ -78,7 +78,7 @@ def _runs(args: argparse.Namespace) -> int:
         if rows:
             from fedveca.views.terminal.runs import show_run_list
 
-            show_run_list(make_console(), rows)
+            show_run_list(make_console(full=True), rows)
         else:
             print(f"no runs in {args.folder}; `fedveca run` makes one")
     print_result(args, {"folder": str(args.folder), "runs": [asdict(row) for row in rows]})
@@ -114,7 +114,7 @@ def _show(args: argparse.Namespace) -> int:
     folder = find_run(args.run)
     run, row = Run.open(folder), _find_row(RunIndex(folder))
     if not args.quiet and not args.json:
-        show_run(make_console(), run, row, args.all)
+        show_run(make_console(full=True), run, row, args.all)
     result = {
         "folder": str(folder),
         "state": row.state,
@@ -142,7 +142,7 @@ def _diff(args: argparse.Namespace) -> int:
 
     first, second = (Run.open(find_run(word)) for word in (args.a, args.b))
     if not args.quiet and not args.json:
-        show_difference(make_console(), first, second)
+        show_difference(make_console(full=True), first, second)
     folders = [str(run.folder) for run in (first, second)]
     result = {"runs": folders, "settings": list_differences(first, second), "results": list_results(first, second)}
     print_result(args, result)

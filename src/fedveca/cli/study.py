@@ -50,18 +50,19 @@ def _takes_runs(sub: argparse.ArgumentParser, out: Path | None, where: str) -> N
 
 def _study(args: argparse.Namespace) -> int:
     from fedveca.runs.files import write_atomic
-    from fedveca.runs.folder import require_free
-    from fedveca.runs.run import resolve_device
+    from fedveca.runs.result_folders import require_studies
+
+    check_counts(args)
+    out = args.out or Path("runs") / Path(args.file).stem
+    require_studies(out)
+    from fedveca.runs.run import resolve_device  # it loads PyTorch
     from fedveca.runs.study import read_study, run_study, tabulate_study
     from fedveca.views.report.report import write_report
     from fedveca.views.terminal.screen import Screen
     from fedveca.views.terminal.study import study_table
 
-    check_counts(args)
     studies = read_study(args.file)
-    out = args.out or Path("runs") / Path(args.file).stem
     resolve_device(args.device)
-    require_free(out)
     with Screen(args.quiet or args.json) as screen:
         runs = run_study(
             studies,

@@ -51,6 +51,7 @@ def add(command: Command) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> int:
+    from fedveca.runs.result_folders import require_sweep
     from fedveca.runs.search import check_space, parse_space, split_sweep
 
     preset = args.words[:1] if args.words and "=" not in args.words[0] else []
@@ -61,13 +62,14 @@ def _sweep(args: argparse.Namespace) -> int:
     check_space(experiment, parse_space(swept))
     methods = choose_methods(args, experiment)
     check_positive(tuning_seeds=args.tuning_seeds, trials=args.trials)
+    check_counts(args)
+    out = choose_folder(args.out, f"{name}-sweep")
+    require_sweep(out)
     start_workers_early(args, experiment)
     with show_loading(args.quiet or args.json):  # what is wrong with the settings is said before
-        check_counts(args)
         from fedveca.runs.sweep import sweep
         from fedveca.views.terminal.lines import name_device
         from fedveca.views.terminal.screen import Screen
-    out = choose_folder(args.out, f"{name}-sweep")
     with Screen(args.quiet or args.json, name_device(args.device)) as screen:
         done = sweep(
             experiment,

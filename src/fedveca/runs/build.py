@@ -23,7 +23,7 @@ from fedveca.cohorts.local_loss import check_loss
 from fedveca.cohorts.privacy import Account, Privacy, PrivateCohort, compose_sending, make_privacy
 from fedveca.cohorts.transfer import PLAIN, VectorTransfer
 from fedveca.errors import UserError, printable, show_value
-from fedveca.runs.clock import time_cohort, warn_untimed
+from fedveca.runs.clock import time_cohort
 from fedveca.runs.clock_settings import check_simulated
 from fedveca.runs.experiment import Experiment, count_probe_rows, describe_task
 from fedveca.runs.federate import StepRule
@@ -149,8 +149,6 @@ def build(
     problem = remake()
     algorithm = _algorithm(e, method).with_layout(problem.layout)
     check_participation(e, algorithm, e.method)
-    if cohort is None:
-        warn_untimed(e, algorithm)
     check_loss(algorithm, problem, data.y_test, f"method={e.method}")
     for rows, of in ((data.x, "the training data"), (data.x_test, "the test data")):
         said = f"the model ({display_name(model)})" if model is not None else f"model={e.model}"

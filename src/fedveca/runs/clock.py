@@ -81,7 +81,7 @@ def find_buffer(e: Experiment, algorithm: Algorithm, clients: int) -> tuple[int,
 
 
 def warn_untimed(e: Experiment, algorithm: Algorithm) -> None:
-    """Says so where a method is to adapt to seconds that nobody measures."""
+    """Says so where a method is to adapt to seconds, in a simulation without them; a deployment measures its own."""
     if algorithm.needs_timing and not e.devices:
         _log.warning("method=%s adapts to simulated seconds, and there are none without devices", e.method)
 

@@ -19,7 +19,7 @@ from fedveca.runs.budget import COST_NAMES, CostKind, RunBudget, measure_cost
 from fedveca.runs.build import check_participation
 from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
-from fedveca.runs.folder import Run, require_free
+from fedveca.runs.folder import Run
 from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options, keep_method_options
 from fedveca.runs.observers import Observer, check_observers
@@ -31,6 +31,7 @@ from fedveca.runs.overrides import (
     name_of,
 )
 from fedveca.runs.pool import RunPlan, RunPool
+from fedveca.runs.result_folders import require_comparison
 from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.statistics import mean_and_spread
 from fedveca.tasks.names import CUSTOM
@@ -172,7 +173,7 @@ def compare(
     observers = check_observers(observers)
     methods = check_seeds_and_methods(seeds, paper_methods() if methods is None else methods, workers)
     out = Path(out)
-    require_free(out)
+    require_comparison(out)
     if custom.get("method") is not None:
         raise UserError("compare takes methods=(...), names or objects, not method=")
     if workers > 1 and (custom or not all(isinstance(m, str) for m in methods)):

@@ -22,16 +22,24 @@ class EarlyStopping:
         measure: The name of the first metric, such as accuracy.
         better: What a custom metric stated about itself.
         records: The rounds that are done.
+        unit: What a custom metric stated as its unit.
 
     Raises:
-        UserError: Where there is a target, but the metric does not state whether a higher value is better.
+        UserError: Where there is a target, but the metric does not state whether a higher value is better, or cannot
+            reach it.
     """
 
-    def __init__(self, e: Experiment, measure: str, better: Direction | None, records: Iterable[Round] = ()) -> None:
+    def __init__(
+        self, e: Experiment, measure: str, better: Direction | None, records: Iterable[Round] = (), unit: str = ""
+    ) -> None:
         self.target, self.patience = e.target, e.patience
         self.goal, self.watched = name_goal(e, measure), name_watched(e)
         known = SCHEMA.get(f"test_{measure}")
         self.better = known.better if known else better
+        if e.target and (known.unit if known else unit) == "share" and not 0 < e.target <= 1:
+            raise UserError(
+                f"target={e.target:g} is out of range; allowed for {measure}: (0, 1], where 0.9 means 90 %; 0 is off"
+            )
         if self.target and self.better is None:
             raise UserError(
                 f"target={e.target:g} needs a metric that states whether a higher or a lower value is better; "

@@ -26,6 +26,7 @@ from fedveca.runs.setting_fields import TaskDefault
 from fedveca.runs.settings import KNOWN_MODELS, SettingList
 from fedveca.tasks.names import CUSTOM
 
+SETTINGS_FILE = "experiment.toml"  # of a run folder
 FEWEST_PROBED, MOST_PROBED = 32, 1024  # rows of probe=auto
 SettingValues = dict[str, Any]  # values by key, of the types that the fields have
 FORMER_DEFAULTS: dict[str, str | int | float] = {  # of version 0.1, for what a folder of it lacks
@@ -116,7 +117,7 @@ def reject_custom(settings: SettingValues) -> None:
 
 
 def parse_settings(words: list[str]) -> SettingValues:
-    """`key=value` words as typed settings."""
+    """`key=value` words as typed settings; of a setting that is given twice the last value counts."""
     out = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -134,11 +135,19 @@ def _toml(value: Any) -> str:
 
 
 def read_experiment(text: str) -> Experiment:
-    """The settings of a run folder, also of one that an older version wrote."""
-    settings = parse_toml(text, "experiment.toml")
-    for key, value in FORMER_DEFAULTS.items():
-        settings.setdefault(key, value)
-    return Experiment(**settings)
+    """The settings of a run folder, also of one that an older version wrote; UserError that names the file."""
+    return restore_experiment(load_toml(text, SETTINGS_FILE))
+
+
+def restore_experiment(table: dict[str, object]) -> Experiment:
+    """The settings of a run folder from the table that its file holds."""
+    try:
+        settings = _check_settings(table)
+        for key, value in FORMER_DEFAULTS.items():
+            settings.setdefault(key, value)
+        return Experiment(**settings)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{SETTINGS_FILE}: {error}") from error
 
 
 def parse_toml(text: str, source: str) -> SettingValues:

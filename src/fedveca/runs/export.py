@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save
 
 from fedveca.errors import UserError, explain_error, printable
-from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run
+from fedveca.runs.output_file import require_file, write_file
 from fedveca.runs.rebuild import RebuiltModel
 
 NOTE = "pixels"  # under which an ONNX or TorchScript file says how rows are prepared
@@ -36,13 +36,9 @@ def export_run(run: Run, form: str, out: Path) -> int:
     """
     if form not in FORMATS:
         raise UserError(f"format={printable(form)} is not known; allowed: {' | '.join(FORMATS)}")
-    if out.is_dir():
-        raise UserError(f"{printable(str(out))} is a folder; name a file")
+    require_file(out)
     content = FORMATS[form](run)
-    try:
-        write_atomic(out, content)
-    except OSError as error:
-        raise UserError(f"{printable(str(out))} cannot be written: {error.strerror or error}") from error
+    write_file(out, content)
     return len(content)
 
 

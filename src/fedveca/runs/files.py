@@ -46,11 +46,20 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
     return content
 
 
+def decode_text(content: bytes, where: str) -> str:
+    """The text of a file or a line of it; UserError that names it where it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        said = f"{where} is not UTF-8 text"
+        raise UserError(f"{said}: byte 0x{content[error.start]:02x} at position {error.start}") from error
+
+
 def read_lines(folder: Path, name: str, most: int) -> Iterator[str]:
     """The lines of a file of the folder, one by one; a last line without its end is not a line."""
     with os.fdopen(open_regular(find_inside(folder, name).resolve(), os.O_RDONLY), "rb") as file:
-        for line in _complete_lines(file, name, most):
-            yield line.decode("utf-8")
+        for k, line in enumerate(_complete_lines(file, name, most)):
+            yield decode_text(line, f"line {k + 1} of {name}")
 
 
 class LineTail:
@@ -78,7 +87,7 @@ class LineTail:
                 self.count, self._inode, self._offset = 0, about.st_ino, 0
             file.seek(self._offset)
             for line in _complete_lines(file, self.name, self.most, self.count):
-                lines.append(line.decode("utf-8"))
+                lines.append(decode_text(line, f"line {self.count + 1} of {self.name}"))
                 self.count, self._offset = self.count + 1, self._offset + len(line)
         return lines
 
@@ -103,7 +112,7 @@ def parse_bounded(content: bytes, where: str, parse: Callable[[str], T]) -> T:
     if content.count(b"[") + content.count(b"{") > PARTS:
         raise UserError(f"{where} has more than {PARTS} lists and objects")
     try:
-        found = parse(content.decode())
+        found = parse(decode_text(content, where))
     except RecursionError as error:
         raise UserError(f"{where} is nested more than {DEEPEST} deep") from error
     level: list[object] = [found]

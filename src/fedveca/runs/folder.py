@@ -11,13 +11,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedveca.errors import UserError, printable
+from fedveca.errors import UserError, printable, suggest
 from fedveca.plugins import load_plugin
 from fedveca.runs.experiment import Experiment, describe_task, read_experiment
-from fedveca.runs.files import read_directions, read_inside, read_lines
+from fedveca.runs.files import decode_text, read_directions, read_inside, read_lines
 from fedveca.runs.folder_types import END_REASONS, EndReason, Environment, Json, Summary
 from fedveca.runs.folder_writer import FILES, MEMORY_FILE, RunFolder, is_draft
-from fedveca.runs.schema import Direction, Round, describe_quantity, find_metric, get_number, is_number, pick_best
+from fedveca.runs.schema import (
+    SCHEMA,
+    Direction,
+    Round,
+    describe_quantity,
+    find_metric,
+    get_number,
+    is_number,
+    pick_best,
+)
 from fedveca.runs.validate_records import parse_object, validate_round, validate_summary
 from fedveca.runs.weights import StoredModel
 from fedveca.version import __version__
@@ -84,10 +93,10 @@ class Run:
         """
         folder = Path(folder)
         try:
-            experiment = read_experiment(read_inside(folder, "experiment.toml", FILE_BYTES).decode("utf-8"))
+            experiment = read_experiment(_read_text(folder, "experiment.toml"))
             summary: Mapping[str, object] = {}
             if (folder / "summary.json").exists():
-                summary = parse_object(read_inside(folder, "summary.json", FILE_BYTES).decode("utf-8"), "summary.json")
+                summary = parse_object(_read_text(folder, "summary.json"), "summary.json")
                 validate_summary(summary)
             rounds: list[Round] = []
             for k, text in enumerate(read_lines(folder, "rounds.jsonl", line_bytes(experiment.clients))):
@@ -139,8 +148,16 @@ class Run:
         return describe_quantity(name, self.directions).better
 
     def column(self, name: str) -> list[Json]:
-        """One recorded quantity over the rounds that have it."""
-        lines = (cast("dict[str, Json]", record) for record in self.rounds)
+        """One recorded quantity over the rounds that have it.
+
+        Raises:
+            UserError: Where no round has a quantity of this name.
+        """
+        lines = [cast("dict[str, Json]", record) for record in self.rounds]
+        recorded = sorted({key for line in lines for key in line})
+        if lines and name not in {*recorded, *SCHEMA}:
+            hint = suggest(name, recorded) or suggest(name, SCHEMA)
+            raise UserError(f"{name!r} is not recorded in this run{hint}")
         return [line[name] for line in lines if line.get(name) is not None]
 
     def frame(self) -> pandas.DataFrame:
@@ -181,7 +198,7 @@ class Run:
         """Writes a report of this run: one HTML file that needs no network.
 
         Args:
-            path: The file; its folder is made where it is missing.
+            path: The file, in a folder that exists.
 
         Returns:
             The file.
@@ -222,6 +239,10 @@ class Run:
     def _repr_html_(self) -> str:
         """What a notebook shows: a table and curves."""
         return str(load_plugin("notebook")(self))
+
+
+def _read_text(folder: Path, name: str) -> str:
+    return decode_text(read_inside(folder, name, FILE_BYTES), name)
 
 
 def require_new(path: Path | str) -> None:

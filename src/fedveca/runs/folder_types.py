@@ -31,7 +31,7 @@ class Summary(TypedDict, total=False):
     last: ModelResult
     kept: ModelResult
     epsilon: float
-    guarded: int  # how often guard=on returned to the best model
+    guarded: int  # how often the guard returned to the best model
     warnings: list[str]
     stopped: str  # why a run diverged
     ended: EndReason

@@ -17,6 +17,15 @@ LOCK_FILE = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems have none
 
 
+_command = 0  # in a worker: the process that its folders are locked for
+
+
+def lock_on_behalf_of(process: int) -> None:
+    """Whoever finds a folder locked is told of this process from now on: ending a worker would not end its command."""
+    global _command
+    _command = process
+
+
 class InUse(UserError):
     """Another process has the folder."""
 
@@ -41,7 +50,7 @@ def lock_folder(folder: Path, make: bool = False) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError), os.fdopen(open_regular(path, os.O_WRONLY), "wb") as file:
             file.truncate()
-            file.write(str(os.getpid()).encode())
+            file.write(str(_command or os.getpid()).encode())
         yield
         new = False
     finally:

@@ -21,7 +21,7 @@ from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import Diverged, RunningStatistics, federate
 from fedveca.runs.folder import Run
 from fedveca.runs.presets import presets
-from fedveca.runs.setting_checks import FIELDS, range_of
+from fedveca.runs.setting_checks import FIELDS, MOST_SEEDS, MOST_WORKERS, range_of
 from fedveca.tasks.augment import Augmentation
 from fedveca.tasks.custom import check_dataset
 from fedveca.tasks.datasets.dataset import DATASETS, Dataset
@@ -58,7 +58,6 @@ class CustomObjects(TypedDict, total=False):
     augment: Augmentation | None
 
 
-MOST_SEEDS, MOST_WORKERS = 10_000, 1024
 MOST_TRIED = 100  # clients of a trial round
 
 

@@ -26,7 +26,7 @@ from fedveca.runs.experiment import Experiment, read_experiment
 from fedveca.runs.files import LineTail
 from fedveca.runs.folder import Run
 from fedveca.runs.interrupt import SIGNALS, Stopped, StopRequest, listen_for_signals
-from fedveca.runs.lock import lock_folder
+from fedveca.runs.lock import lock_folder, lock_on_behalf_of
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.overrides import CustomObjects, name_objects
 from fedveca.runs.population import MOST_MEMBERS, is_shared, run_population, shares_steps
@@ -34,7 +34,7 @@ from fedveca.runs.resources import discard_unbegun
 from fedveca.runs.run import log_of_results, resolve_device, resume, run
 from fedveca.runs.schema import Round
 from fedveca.runs.validate_records import parse_object, validate_round
-from fedveca.runs.worker_server import WORKERS, start_server
+from fedveca.runs.worker_server import WORKERS, limit_arenas, start_server
 from fedveca.tasks.datasets.dataset import load
 from fedveca.tasks.names import CUSTOM
 
@@ -321,7 +321,10 @@ def _worker(threads: int, flag: Any, environment: dict[str, str]) -> None:
     os.environ.clear()  # the process that this one was forked from may have begun with another one
     os.environ.update(environment)
     torch.set_num_threads(threads)
+    limit_arenas()
     log_of_results.disabled = True  # the parent shows what the summaries say
+    if parent := multiprocessing.parent_process():
+        lock_on_behalf_of(parent.pid or 0)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the parent gets them and sets the flag
     threading.Thread(target=_outlived, daemon=True).start()

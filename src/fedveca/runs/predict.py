@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveca.errors import UserError, explain_error, printable
-from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run, to_json
 from fedveca.runs.folder_types import Json
+from fedveca.runs.output_file import write_file
 from fedveca.runs.rebuild import RebuiltModel
 from fedveca.runs.value_text import format_value, short_label
 from fedveca.tasks.metrics import Table
@@ -122,10 +122,7 @@ def write_prediction(found: Predicted, out: Path) -> None:
             arrays["classes"] = found.classes.numpy()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         content = buffer.getvalue()
-    try:
-        write_atomic(out, content)
-    except OSError as error:
-        raise UserError(f"{printable(str(out))} cannot be written: {error.strerror or error}") from error
+    write_file(out, content)
 
 
 def summarize(found: Predicted, most: int, out: str) -> str:

@@ -22,6 +22,8 @@ def read_text(name: str) -> str:
     """The text of a small file of the user's."""
     try:
         return _read_file(Path(name))
+    except FileNotFoundError as error:
+        raise UserError(f"{printable(name)} does not exist") from error
     except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
         raise UserError(f"{printable(name)} cannot be read: {printable(str(error))}") from error
 

@@ -25,7 +25,7 @@ from fedveca.plugins import load_plugin
 from fedveca.runs.build import Built, build
 from fedveca.runs.checkpoint import Checkpointer, make_guard
 from fedveca.runs.client_evaluation import ModelEvaluator
-from fedveca.runs.clock import invite_share, sum_time
+from fedveca.runs.clock import invite_share, sum_time, warn_untimed
 from fedveca.runs.early_stopping import EarlyStopping, describe_ending
 from fedveca.runs.epoch_settings import parse_epochs
 from fedveca.runs.evaluate import GrowthCheck, Keeper
@@ -57,6 +57,7 @@ from fedveca.tasks.partition import label_counts
 
 _log = logging.getLogger(__name__)
 log_of_results = logging.getLogger(f"{__name__}.results")  # what the summary says too
+NO_ANSWERS = "no client answered in any round, so the kept model is untrained"
 NOTHING_LEARNED = "no round was better than the start, so the kept model is untrained; try a smaller lr"
 
 
@@ -109,6 +110,8 @@ def run(
     if progress:
         observers = (*observers, load_plugin("progress")(device))
     built = build(experiment, device, cohort=cohort, **custom)
+    if cohort is None:
+        warn_untimed(built.experiment, built.algorithm)
     _watch_end(built, [])
     keeper = Keeper(built.experiment.keep, built.state, statistics=built.statistics, guard=make_guard(built))
     environment = describe_environment(device)
@@ -210,6 +213,8 @@ def resume(
         else:
             built = build(e, device, cohort=cohort, **custom)
             check_init(out, built)
+        if cohort is None:
+            warn_untimed(built.experiment, built.algorithm)
         keeper, note = find_progress(out, former, built, device)
         if note:
             _log.warning("%s", note)
@@ -329,12 +334,14 @@ def _run_rounds(
             warned.append(replaced)
             log_of_results.warning("%s seed %d: %s", e.method, e.seed, replaced)
         if not diverged and _learned_nothing(keeper, records):
-            warned.append(NOTHING_LEARNED)
-            log_of_results.warning("%s seed %d: %s", e.method, e.seed, NOTHING_LEARNED)
+            why = NOTHING_LEARNED if any(record["ids"] for record in records) else NO_ANSWERS
+            warned.append(why)
+            log_of_results.warning("%s seed %d: %s", e.method, e.seed, why)
         if warned:
             summary["warnings"] = warned
         if diverged:
             summary["stopped"] = diverged
+            log_of_results.warning("%s seed %d stopped: %s", e.method, e.seed, diverged)
         if ended:
             summary["ended"] = ended
             if ended != "stop":
@@ -357,7 +364,7 @@ def _count_held(built: Built) -> dict[str, Tensor]:
 def _watch_end(built: Built, records: list[Round]) -> EarlyStopping:
     """What ends this run before its last round; UserError where that cannot be judged."""
     first = built.problem.metrics[0]
-    return EarlyStopping(built.experiment, first.name, first.better, records)
+    return EarlyStopping(built.experiment, first.name, first.better, records, first.unit)
 
 
 def _never_stop() -> bool:
@@ -366,7 +373,9 @@ def _never_stop() -> bool:
 
 def _learned_nothing(keeper: Keeper, records: list[Round]) -> bool:
     """Whether the untrained model is what is handed out, because no round improved it."""
-    untrained = keeper.keep == "best" and keeper.kept_round == 0
+    guard = keeper.guard  # it may have gone back to the initial model in the last round
+    returned = guard is not None and guard.numbers.best_round == 0 and torch.equal(keeper.kept, guard.best)
+    untrained = returned or (keeper.keep == "best" and keeper.kept_round == 0)
     return bool(records) and (untrained or not any(record.get("accepted", True) for record in records))
 
 

@@ -29,6 +29,7 @@ TYPES: dict[str, type] = {
 }
 RENAMED = {"gather": "aggregate", "gather_clip": "aggregate_clip", "gather_trim": "aggregate_trim"}  # of version 0.1
 FACTORY = CLASS  # package.module:factory
+MOST_SEEDS, MOST_WORKERS = 10_000, 1024  # of a comparison
 LEAST_NOISE = 1e-30  # of dp_noise: the epsilon of less is not a finite number
 LINES = ("Cc", "Zl", "Zp")  # Unicode categories: control characters and what separates lines
 _MODELS = load_catalog()["models"]

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from fedveca.errors import UserError, printable, show_value, suggest
+from fedveca.runs.catalog import known_methods
 from fedveca.runs.compare import SeedValues, compare
 from fedveca.runs.experiment import Experiment, preset, reject_custom
 from fedveca.runs.folder import Run
 from fedveca.runs.observers import Observer
-from fedveca.runs.overrides import check_seeds_and_methods
+from fedveca.runs.overrides import check_folder, check_seeds_and_methods
 from fedveca.runs.presets import read_toml
+from fedveca.runs.result_folders import require_comparison, require_studies
 from fedveca.runs.schema import get_number, list_test_values
 from fedveca.runs.setting_checks import check_setting
 from fedveca.runs.statistics import mean_and_spread, paired_difference
 
 StudySetting = str | int | float
 KEYS = ("name", "preset", "settings", "methods", "seeds")
+METHODS = ["fedveca", "fedavg"]  # of an example
 FOLDER_NAME = re.compile(r"\w[\w.=+-]{0,199}")
 
 
@@ -123,7 +126,7 @@ def _make_study(common: Mapping[str, object], entry: Mapping[str, object]) -> St
         if not isinstance(more, dict):
             raise UserError(f"settings={show_value(more)} is not a table of settings")
         settings |= {check_setting(key): value for key, value in more.items()}
-    values: dict[str, object] = {"preset": "digits-case3", "seeds": 3, "methods": [], **common, **entry}
+    values: dict[str, object] = {"preset": "digits-case3", "seeds": 3, "methods": list(METHODS), **common, **entry}
     base = values["preset"]
     if not isinstance(base, str):
         raise UserError(f"preset={show_value(base)} is not a text; it names a preset or a .toml file")
@@ -134,7 +137,7 @@ def _make_study(common: Mapping[str, object], entry: Mapping[str, object]) -> St
         raise UserError(f"method={show_value(settings['method'])} is not a setting of a study; `methods` lists them")
     methods, seeds = values["methods"], values["seeds"]
     if not isinstance(methods, list) or not methods or not all(isinstance(method, str) for method in methods):
-        raise UserError(f"methods={show_value(methods)} is not a list of methods such as ['fedveca', 'fedavg']")
+        raise UserError(f"methods={show_value(methods)} is not a list of methods such as {METHODS}")
     check_seeds_and_methods(seeds, methods, 1)
     assert isinstance(seeds, int)
     if twice := next((method for method in methods if methods.count(method) > 1), None):
@@ -142,6 +145,8 @@ def _make_study(common: Mapping[str, object], entry: Mapping[str, object]) -> St
     reject_custom(preset(base) | settings)
     study = Study(name, base, settings, tuple(methods), seeds)
     study.experiment()
+    if not any("methods" in table for table in (common, entry)):  # after what is wrong with the other keys
+        raise UserError(f"methods is missing; it is a list such as {METHODS}, of {', '.join(known_methods())}")
     return study
 
 
@@ -170,8 +175,12 @@ def run_study(
         The runs of each study, by its name.
 
     Raises:
-        UserError: If a folder holds a run with other settings, or the data cannot be found.
+        UserError: If a folder holds a run with other settings or something else, or the data cannot be found.
     """
+    check_folder(out)
+    require_studies(out)
+    for study in studies:
+        require_comparison(Path(out) / study.name)
     runs, observers = {}, tuple(observers)
     for study in studies:
         experiment = study.experiment()

@@ -18,18 +18,18 @@ from fedveca.runs.build import check_participation
 from fedveca.runs.compare import FairBy, apply_budget, check_fair, make_budget, run_chains, set_method, sets_budget
 from fedveca.runs.experiment import Experiment, name_folder
 from fedveca.runs.files import write_atomic
-from fedveca.runs.folder import Run, require_free
+from fedveca.runs.folder import Run
 from fedveca.runs.local_steps import check_epochs
 from fedveca.runs.method_options import check_method_options
 from fedveca.runs.observers import Observer, check_observers
 from fedveca.runs.overrides import (
-    MOST_SEEDS,
     CustomObjects,
     check_experiment,
     check_folder,
     check_seeds_and_methods,
 )
 from fedveca.runs.pool import RunPlan, RunPool
+from fedveca.runs.result_folders import require_sweep
 from fedveca.runs.schema import Direction, get_number, pick_best
 from fedveca.runs.search import (
     Search,
@@ -42,11 +42,20 @@ from fedveca.runs.search import (
     make_search,
     parse_space,
 )
+from fedveca.runs.setting_checks import MOST_SEEDS
 from fedveca.runs.statistics import mean_and_spread
-from fedveca.runs.sweep_file import SWEEP_FILE, SweepContent, SweepState, TrialEntry, TuningEntry, choose_trial
+from fedveca.runs.sweep_file import (
+    REPORTED,
+    SWEEP_FILE,
+    TUNING,
+    SweepContent,
+    SweepState,
+    TrialEntry,
+    TuningEntry,
+    choose_trial,
+)
 
 _log = logging.getLogger(__name__)
-TUNING, REPORTED = "tuning", "reported"  # the folders of the runs that choose, and of those that are compared
 ChooseBy = Literal["validation", "training"]
 DEFAULT_VAL = 0.1  # share of each client's rows, where the settings have none
 DEFAULT_TRIALS = 20  # of a range
@@ -136,7 +145,7 @@ def sweep(
     check_space(experiment, space)
     check_fair(experiment, fair)
     _check_methods(experiment, names, space, custom, workers, fair)
-    require_free(out)
+    require_sweep(out)
     check_choose_by(experiment, choose_by)
     if not experiment.val and choose_by == "validation":
         experiment = replace(experiment, val=DEFAULT_VAL)

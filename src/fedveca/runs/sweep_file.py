@@ -8,12 +8,11 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from fedveca.runs.files import read_object
 from fedveca.runs.schema import Direction, finite_number, is_count
-from fedveca.runs.search import (
-    TrialSettings,
-)
+from fedveca.runs.search import TrialSettings
 from fedveca.runs.setting_checks import FIELDS
 
 SWEEP_FILE = "sweep.json"
+TUNING, REPORTED = "tuning", "reported"  # the folders of the runs that choose, and of those that are compared
 SWEEP_BYTES = 2**24  # the most of a sweep.json that is read
 SweepState = Literal["tuning", "comparing", "finished"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ from fedveca.tasks.datasets.lazy import ItemReader, LazyRows
 from fedveca.tasks.losses import IGNORED
 from fedveca.tasks.names import CUSTOM
 
+_log = logging.getLogger(__name__)
+MOST_FLOAT_LABELS = 100  # up to so many numbers of a floating type may have been meant as labels
 LONGEST = 100  # characters of a name
 
 
@@ -122,6 +125,12 @@ def from_arrays(
         owner = None if owner is None else owner[here]
     both = torch.cat([targets, y_test])
     named, classes = classes, _count_classes(both, classes)
+    if not named and _looks_like_labels(both):
+        last = int(both.max())
+        _log.warning(
+            "y holds 0.0 to %d.0, not of an integer type, so they are numbers to predict; y.astype(int) makes labels",
+            last,
+        )
     if not named and classes > 1 and both.dim() == 1 and classes > len(both):
         raise UserError(
             f"y goes up to {classes - 1} with {len(both)} rows; labels are 0 ... C - 1: "
@@ -164,6 +173,14 @@ def pad_sequences(rows: Sequence[Any], length: int = 0, value: int = 0) -> tuple
     for i, row in enumerate(found):
         out[i, : len(row)], mask[i, : len(row)] = row[:length], 1
     return out, mask
+
+
+def _looks_like_labels(y: Tensor) -> bool:
+    """Whether numbers of a floating type are 0 ... C - 1, a few of them and all there."""
+    if not y.is_floating_point() or y.dim() != 1:
+        return False
+    found = torch.unique(y)
+    return 1 < len(found) <= MOST_FLOAT_LABELS and torch.equal(found, torch.arange(len(found), dtype=y.dtype))
 
 
 def _count_classes(y: Tensor, classes: int) -> int:

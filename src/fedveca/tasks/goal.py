@@ -58,7 +58,9 @@ def _make_metric(given: str | MetricFunction, classes: int) -> Metric:
     if not callable(given):
         raise UserError(f"metric is {type(given).__name__}; it is a function of (scores, y)")
     name = display_name(given)
-    if not name.isidentifier() or name == "loss":
+    if name == "loss":
+        raise UserError("metric is called 'loss', a name that the record uses itself; give the function another name")
+    if not name.isidentifier():
         raise UserError(f"metric is called {name!r}; its name is in the record: give a function made by def")
     unit = getattr(given, "unit", "")
     return RowMetric(name, "", read_direction(given, f"metric ({name})"), unit, function=given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from fedveca.tasks.problem import Problem
 from fedveca.tasks.randomness import DrawFrom
 from fedveca.tasks.replica import to_scores
 
+_log = logging.getLogger(__name__)
 ROWS = 8  # tried at a time
 ALL, FIRST, _LAST = slice(None), slice(0, 1), slice(-1, None)
 
@@ -312,6 +314,8 @@ def _try_metric(network: ModuleProblem, metric: Metric, x: Tensor, y: Tensor) ->
         raise UserError(f"{said} fails on the {len(y)} test rows: {explain_error(error)}") from error
     if given._version:
         raise UserError(f"{said} changes the targets in place; let it work on a copy")
+    if not bool(value.isfinite().any()):
+        _log.warning("%s is not finite for the untrained model; rounds in which that is so have no value of it", said)
     if value.dim() == 0 or (value.numel() == 1 and len(y) > 1):
         return WholeMetric(metric.name, "", metric.better, metric.unit, function=metric.function)
     if len(value) != len(y) or (value.numel() != len(y) and value.shape != y.shape):

@@ -17,7 +17,7 @@ from fedveca.runs.statistics import (
 )
 from fedveca.views.clients import list_statistics
 from fedveca.views.series import WHICH, Curve, Row, Which, find_direction, list_metrics, tabulate
-from fedveca.views.targets import Target, find_targets
+from fedveca.views.targets import FEWEST_SEEDS, Target, find_targets
 
 UNEQUAL = 1.1  # totals of local steps whose ratio is larger are different budgets
 
@@ -30,7 +30,7 @@ class TargetEntry(TypedDict):
     method: str
     cost: str
     mean: float | None  # geometric, over the seeds that reached it
-    interval: tuple[float, float] | None  # 95 %, Student's t of the logarithms
+    interval: tuple[float, float] | None  # 95 %, Student's t of the logarithms; None for fewer than three seeds
     reached: int  # seeds
     seeds: int
 
@@ -67,7 +67,7 @@ class GapEntry(TypedDict):
     best: str
     method: str
     mean: float
-    interval: tuple[float, float] | None  # 95 %, Student's t; None for one seed
+    interval: tuple[float, float] | None  # 95 %, Student's t; None for fewer than three seeds
     seeds: int
     clear: bool  # the whole interval is on one side of 0
 
@@ -109,13 +109,19 @@ def find_leader(comparison: Comparison, which: Which, name: str) -> int | None:
 
 
 def find_gap(comparison: Comparison, at: int, which: Which, name: str) -> Difference | None:
-    """A row minus the best one, over the seeds that both have; None for the best, and where no seed is shared."""
+    """A row minus the best one, over the seeds that both have; None for the best, and where no seed is shared.
+
+    Fewer than three seeds have no interval: it would be far wider than what is possible.
+    """
     best = find_leader(comparison, which, name)
     if best is None or best == at:
         return None
     mine, other = (comparison.rows[i].by_seed[which].get(name, {}) for i in (at, best))
     pairs = [(mine[seed], other[seed]) for seed in mine if mine[seed] is not None and other.get(seed) is not None]
-    return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+    if not pairs:
+        return None
+    gap = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+    return gap if gap.n >= FEWEST_SEEDS else gap._replace(interval=None)
 
 
 def list_gaps(comparison: Comparison) -> list[GapEntry]:
@@ -223,7 +229,7 @@ def list_targets(comparison: Comparison) -> list[TargetEntry]:
 
 def is_behind(gap: Difference | None, better: Direction) -> bool:
     """Whether a difference to the best is more than chance: its interval is on the worse side of 0."""
-    return gap is not None and gap.n > 1 and is_clear(gap, "lower" if better == "higher" else "higher")
+    return gap is not None and gap.interval is not None and is_clear(gap, "lower" if better == "higher" else "higher")
 
 
 def _rival(row: Row, which: Which, name: str) -> float | None:

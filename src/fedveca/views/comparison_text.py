@@ -23,12 +23,17 @@ from fedveca.views.comparison import (
     is_exact_share,
 )
 from fedveca.views.series import Curve, counts_probes
-from fedveca.views.targets import Reached
+from fedveca.views.targets import FEWEST_SEEDS, Reached
 
 
 def give_answer(comparison: Comparison) -> str:
     """The result in a sentence or two that can be quoted: the best, the next, their paired difference."""
     c, name, which = comparison, comparison.metric, comparison.which
+    runs = [run for curve in c.curves for run in curve.runs]
+    if runs and all(run.diverged for run in runs):
+        rates = ", ".join(f"lr={lr:g}" for lr in sorted({run.experiment.lr for run in runs}))
+        said = "The run" if len(runs) == 1 else f"All {len(runs)} runs"
+        return f"{said} diverged, so that there is no model to compare; a smaller lr usually helps (now {rates})."
     if not name:
         return "No model was tested yet."
     finite = [(mean, i) for i, row in enumerate(c.rows) if (mean := row.models[which][name].mean) is not None]
@@ -65,8 +70,13 @@ def give_answer(comparison: Comparison) -> str:
     return f"{said}; {next_}, {_describe_gap(name, gap, c.directions[name])}."
 
 
-def explain_table(comparison: Comparison) -> list[str]:
-    """Sentences to read below the table: what ± is, what is bold, how many steps everyone took, what was repeated."""
+def explain_table(comparison: Comparison, gaps: bool = True) -> list[str]:
+    """Sentences to read below the table: what ± is, what is bold, how many steps everyone took, what was repeated.
+
+    Args:
+        comparison: What is shown.
+        gaps: Whether the differences to the best are.
+    """
     c, said = comparison, []
     several = any(row.seeds > 1 for row in c.rows)
     if several:
@@ -76,10 +86,15 @@ def explain_table(comparison: Comparison) -> list[str]:
     if any(row.diverged for row in c.rows):
         said.append("Runs that diverged are left out.")
     if several and len(c.rows) > 1 and not c.budgets:
-        said.append(
-            "A difference to the best is paired by seed, with a 95 % t interval, each on its own (not corrected for "
-            "the number of methods). A value is marked as the best only if no rival's interval includes 0."
-        )
+        if max(row.seeds for row in c.rows) < FEWEST_SEEDS:
+            said.append("Two seeds are too few for an interval, so nothing is marked as the best.")
+        else:
+            if gaps:
+                said.append(
+                    "A difference to the best is paired by seed, with a 95 % t interval, each on its own (not "
+                    "corrected for the number of methods)."
+                )
+            said.append("A value is marked as the best only if no rival's interval includes 0.")
     if setter := find_budget_setter(c.curves):
         totals = [row.steps.mean for row in c.rows if row.label != setter.label and row.steps.mean is not None]
         own = next(row.steps.mean for row in c.rows if row.label == setter.label)
@@ -136,8 +151,13 @@ def format_reached(axis: str, reached: Reached) -> str:
     return f"in {reached.arrived} of {reached.seeds} seeds ({low if low == high else f'{low} to {high}'})"
 
 
-def explain_costs(comparison: Comparison) -> list[str]:
-    """Sentences to read below the costs until targets."""
+def explain_costs(comparison: Comparison, rows: bool = True) -> list[str]:
+    """Sentences to read below the costs until targets.
+
+    Args:
+        comparison: What is shown.
+        rows: Whether gradient rows are.
+    """
     c = comparison
     if not c.targets:
         return []
@@ -145,12 +165,19 @@ def explain_costs(comparison: Comparison) -> list[str]:
     tested = f" (tested every {max(every)} rounds)" if max(every) > 1 else ""
     said = [f"Never: the target was not reached within the run{tested}."]
     if any(row.seeds > 1 for row in c.rows):
-        said.insert(0, "A cost until a target is the geometric mean over seeds, with a 95 % t interval.")
         each = [costs["rounds"] for target in c.targets for costs in target.costs]
+        interval = any(reached.complete and reached.cost and reached.cost.interval for reached in each)
+        cut = any(r.complete and r.cut for target in c.targets for costs in target.costs for r in costs.values())
+        said.insert(
+            0,
+            "A cost until a target is the geometric mean over seeds"
+            f"{', with a 95 % t interval' * interval}{', which ends at what a run could use up' * cut}.",
+        )
         if any(reached.cost and not reached.complete for reached in each):
             said.insert(1, "Where some seeds never reach it: how many do, and the lowest to the highest cost of those.")
-    said.append("Rows are those of which gradients were computed, the probe's included.")
-    if not all(counts_probes(run) for curve in c.curves for run in curve.runs):
+    if rows:
+        said.append("Rows are those of which gradients were computed, the probe's included.")
+    if rows and not all(counts_probes(run) for curve in c.curves for run in curve.runs):
         said.append("Runs that did not record them count those of their mini-batches alone.")
     return said
 
@@ -218,7 +245,7 @@ def _describe_gap(name: str, gap: Difference, better: Direction | None) -> str:
     points = " points" if scale == 100 else ""
     far = f"{scale * abs(gap.mean):.{digits}f}{points} behind"
     if gap.interval is None:
-        return f"{far}; with one seed, this may be chance"
+        return f"{far}; with {'one seed' if gap.n == 1 else 'two seeds'}, this may be chance"
     low, high = sorted((-scale * end if better == "higher" else scale * end) for end in gap.interval)
     chance = "more than chance" if is_behind(gap, better or "higher") else "within chance"
     interval = f"{low:.{digits}f} to {high:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Where views read runs and write files."""
+"""Where views read runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedveca.errors import UserError, printable
-from fedveca.runs.files import write_atomic
 from fedveca.runs.folder import Run
 from fedveca.views.series import list_metrics
 
@@ -60,20 +59,3 @@ def _open_run(folder: Path) -> Run:
     except ValueError as error:
         raise UserError(f"{printable(str(folder), 400)} cannot be shown: {error}") from error
     return run
-
-
-def require_file(path: Path) -> None:
-    """UserError where a file cannot be written: a folder, a pipe or a device is there."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file; name another")
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; UserError in one sentence where that cannot be done."""
-    require_file(path)
-    try:
-        write_atomic(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error

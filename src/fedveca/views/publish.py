@@ -19,7 +19,7 @@ def report(runs: RunSource | Sequence[RunSource], path: Path | str = "report.htm
 
     Args:
         runs: One run or several, as objects or as folders that hold them. Different tasks get sections of their own.
-        path: The file; its folder is made where it is missing.
+        path: The file, in a folder that exists.
 
     Returns:
         The file.

@@ -9,8 +9,16 @@ from typing import NamedTuple
 from fedveca.runs.folder import Run
 from fedveca.runs.search import TriedValue
 from fedveca.runs.statistics import mean_and_spread
-from fedveca.runs.sweep import REPORTED, TUNING
-from fedveca.runs.sweep_file import SWEEP_FILE, SweepContent, TuningEntry, choose_trial, list_edges, read_sweep
+from fedveca.runs.sweep_file import (
+    REPORTED,
+    SWEEP_FILE,
+    TUNING,
+    SweepContent,
+    TuningEntry,
+    choose_trial,
+    list_edges,
+    read_sweep,
+)
 from fedveca.views.comparison_text import format_result, name_quantity
 from fedveca.views.series import find_look
 

@@ -20,6 +20,7 @@ from fedveca.views.series import Curve, list_axes, sum_costs
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999)
 USUAL_LEVELS = (0.8, 0.9, 0.95)  # of a share, where some method reaches two of them
 MOST_TARGETS = 3
+FEWEST_SEEDS = 3  # of an interval: with two, it is 12.7 standard errors wide on either side
 
 
 class Reached(NamedTuple):
@@ -30,6 +31,7 @@ class Reached(NamedTuple):
     highest: float
     arrived: int  # seeds that reached it
     seeds: int
+    cut: bool = False  # whether the interval went beyond what a run could use up
 
     @property
     def complete(self) -> bool:
@@ -79,7 +81,7 @@ def find_targets(curves: Sequence[Curve], name: str, better: Direction | None) -
         values = sorted(filter(beyond, set(values)), reverse=better == "lower")
     values = sorted({*values[-MOST_TARGETS:], *stated}, reverse=better == "lower")
     axes = list(list_axes(run for curve in curves for run in curve.runs))
-    paths = [[_Path(_list_values(run, name), sum_costs(run)) for run in c.runs if not run.diverged] for c in curves]
+    paths = [[_make_path(run, name) for run in c.runs if not run.diverged] for c in curves]
     rows = [(paths_of, len(curve.runs)) for paths_of, curve in zip(paths, curves, strict=True)]
     return [Target(value, [_reach(*row, value, better, axes) for row in rows]) for value in values]
 
@@ -89,6 +91,14 @@ class _Path(NamedTuple):
 
     values: list[float | None]
     costs: dict[str, list[float]]  # by axis
+    limits: dict[str, float]  # by axis, the most that it could use up
+
+
+def _make_path(run: Run, name: str) -> _Path:
+    costs, e = sum_costs(run), run.experiment
+    early, share = run.ended not in (None, "budget"), e.rounds / max(1, len(run.rounds))
+    limits = {axis: total[-1] * (1 if e.budget else share) for axis, total in costs.items() if total}
+    return _Path(_list_values(run, name), costs, {} if e.budget and early else limits)
 
 
 def _reach(
@@ -99,13 +109,19 @@ def _reach(
         if k := rounds_to_reach(path.values, target, better):
             for axis in axes:
                 found[axis].append(path.costs[axis][k - 1])
-    return {axis: _summarise(costs, seeds) for axis, costs in found.items()}
+    limits = {axis: max((path.limits.get(axis, math.inf) for path in paths), default=math.inf) for axis in axes}
+    return {axis: _summarise(costs, seeds, limits[axis]) for axis, costs in found.items()}
 
 
-def _summarise(costs: list[float], seeds: int) -> Reached:
+def _summarise(costs: list[float], seeds: int, limit: float) -> Reached:
     if not costs:
         return Reached(None, math.inf, math.inf, 0, seeds)
-    return Reached(mean_cost(costs), min(costs), max(costs), len(costs), seeds)
+    cost, cut = mean_cost(costs), False
+    if cost.n < FEWEST_SEEDS:
+        cost = cost._replace(interval=None)
+    elif cost.interval and cost.interval[1] > limit * (1 + 1e-9):
+        cost, cut = cost._replace(interval=(cost.interval[0], limit)), True
+    return Reached(cost, min(costs), max(costs), len(costs), seeds, cut)
 
 
 def _list_values(run: Run, name: str) -> list[float | None]:

@@ -79,7 +79,7 @@ def refused(argv: list[str], capsys: Capture, folder: Path) -> str:
         # unknown names, with the nearest
         ("roundz=3", "roundz is not a setting; did you mean rounds?"),
         ("digits-case4", "preset digits-case4 is not known (did you mean digits-case3?)"),
-        ("missing.toml", "missing.toml cannot be read: "),
+        ("missing.toml", "missing.toml does not exist"),
         ("data=minst", "data=minst is not known (did you mean mnist?)"),
         ("model=ccn", "model=ccn is not known (did you mean cnn?)"),
         ("method=fedova", "method=fedova is not known (did you mean fednova?)"),

@@ -180,7 +180,7 @@ def test_presets_rejected(name: str, capsys: Capture, here: Path) -> None:
         (["run", "latin.toml"], "latin.toml cannot be read: "),
         (["run", "folder.toml"], "folder.toml cannot be read: [Errno 21] Is a directory"),
         (["run", "loop.toml"], "loop.toml cannot be read: "),
-        (["run", "nowhere/a.toml"], "nowhere/a.toml cannot be read: [Errno 2] No such file"),
+        (["run", "nowhere/a.toml"], "nowhere/a.toml does not exist\n"),
         (["run", f"{LONG}.toml"], "x" * 120 + "... cannot be read: "),
         (["run", "a\0b.toml"], "a\\x00b.toml cannot be read: "),
         # resuming

@@ -98,6 +98,13 @@ def test_a_narrow_terminal_does_without_columns_but_cuts_no_number(
     assert out.count(" %") == 4
     assert out.count("finished") == 2
     assert "was-stopped " in out  # a name loses its middle, not its end
+    missing = [name for name in ("method", "data", "model", "age") if name not in out.split("\n")[0].split()]
+    assert f"Not shown at this width: {', '.join(missing)}." in out
+    monkeypatch.delenv("COLUMNS")  # without a terminal and without COLUMNS all of it is shown
+    whole = shown(capsys, "runs")
+    assert whole.split("\n")[0].split() == ["run", "method", "data", "model", "rounds", "state", "score", "age"]
+    assert "a-very-long-name-of-a-study-that-was-stopped " in whole
+    assert not any(line.endswith(" ") for line in whole.splitlines())
 
 
 def test_names_and_ages_are_short() -> None:
@@ -134,6 +141,32 @@ def test_show_tells_all_of_a_run(capsys: Capture) -> None:
     assert "--resume" not in away
 
 
+def test_show_and_report_know_what_went_wrong(capsys: Capture, here: Path) -> None:
+    why = "the loss is 788 times that of the first round"
+    path = here / "runs" / "study" / "fedavg-seed2" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": [why]}))
+    assert shown(capsys, "show", "fedavg-seed2").splitlines()[1] == f"warning: {why}"
+    shown(capsys, "report", "runs/study/fedavg-seed2", "-o", "r.html", "-q")
+    assert why in Path("r.html").read_text("utf-8")
+
+
+def test_show_and_report_state_the_privacy_that_was_spent(capsys: Capture, here: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = Experiment(model="svm", rounds=2, batch=16, dp_noise=1.0)
+    spent = run(private, here / "private").summary["epsilon"]
+    said = f"differential privacy: epsilon {spent:.4g} at delta 1e-05, a client as the unit"
+    assert said in shown(capsys, "show", "private").splitlines()
+    shown(capsys, "report", "private", "-o", "r.html", "-q")
+    sentence = f"<p>Differential privacy: ε = {spent:.4g} at δ = 1e-05, with a client as the unit.</p>"
+    text = Path("r.html").read_text("utf-8")
+    assert text.index('class="answer') < text.index(sentence) < text.index("Closing values")
+    (here / "private" / "summary.json").unlink()  # of a run that was stopped, the last round has it
+    shown(capsys, "report", "private", "-o", "r.html", "-q")
+    assert "Differential privacy: ε = " in Path("r.html").read_text("utf-8")
+    shown(capsys, "report", "runs/stopped", "-o", "r.html", "-q")
+    assert "Differential privacy" not in Path("r.html").read_text("utf-8")
+
+
 def test_show_for_programs_and_the_newest(capsys: Capture, here: Path) -> None:
     told = json.loads(shown(capsys, "show", "study/fedavg-seed2", "--json"))
     opened = Run.open(here / "runs" / "study" / "fedavg-seed2")
@@ -155,7 +188,9 @@ def test_a_run_that_is_not_there(capsys: Capture, here: Path) -> None:
     assert rejected(capsys, "show", "fed").startswith("fed is part of several runs' names: ")
     assert rejected(capsys, "show", "") == "'' is not a run; `fedveca runs` lists those in runs"
     (here / "runs" / "stopped" / "experiment.toml").write_text("rounds = 0\n")
-    assert rejected(capsys, "show", "stopped").startswith("runs/stopped is not a run folder: rounds=0 is out of range")
+    assert rejected(capsys, "show", "stopped").startswith(
+        "runs/stopped is not a run folder: experiment.toml: rounds=0 is out of range"
+    )
 
 
 def test_diff_names_what_differs(capsys: Capture) -> None:

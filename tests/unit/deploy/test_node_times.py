@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 from flower_grid import Change, Grid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedveca.algorithms.contrib.equaltime import equalise_times
 from fedveca.cohorts.flower import roster
 from fedveca.cohorts.flower.messages import InvalidAnswer
 from fedveca.cohorts.flower.times import Inbox, measure_answer
+from fedveca.deploy import local
 from fedveca.deploy.server import make_cohort
+from fedveca.deploy.superlink import FederationFailed
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.folder import Run
 from fedveca.runs.run import run
@@ -109,6 +115,36 @@ def test_a_node_that_reports_no_times_takes_part_all_the_same(tmp_path: Path) ->
     assert done.rounds[1]["ids"] == [0, 1, 2]
     assert [v is None for v in done.rounds[1]["work_seconds"]] == [False, True, False]
     assert all(done.rounds[1]["client_seconds"])
+
+
+@pytest.mark.parametrize("method", ["adacomm", "adaptivetau", "equaltime", "fedveca_time"])
+def test_a_deployment_does_not_say_that_nobody_measures_seconds(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`deploy local` builds the experiment here first, to see that it fits; its nodes then measure."""
+
+    def fail(*args: object, **more: object) -> NoReturn:
+        raise FederationFailed("it stops here")
+
+    monkeypatch.setattr(local, "Federation", fail)
+    e = replace(E, method=method, test_by="server", val=0.0)
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(FederationFailed):
+            local.run_locally(e, tmp_path / "out")
+        deployed(e, tmp_path / "nodes", {})
+    assert "adapts to simulated seconds" not in caplog.text
+
+
+def test_methods_adapt_to_the_seconds_that_are_measured(tmp_path: Path) -> None:
+    e = replace(E, method="equaltime", test_by="server", val=0.0)
+    rounds = deployed(e, tmp_path / "equaltime", {}).rounds
+    for record, after in pairwise(rounds):
+        cost = torch.tensor(record["client_seconds"], dtype=torch.float64) / torch.tensor(record["tau"])
+        assert after["tau"] == equalise_times(torch.full((3,), e.tau_0), cost, e.tau_max).tolist()
+    e = replace(e, method="adacomm", tau_0=16, ada_interval=1e-6)
+    steps = [record["tau"] for record in deployed(e, tmp_path / "adacomm", {}).rounds]
+    assert steps[0] == [16, 16, 16]
+    assert steps[0] > steps[1] > steps[2]
 
 
 def answer_with(times: dict[str, float]) -> Message:

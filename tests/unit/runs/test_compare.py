@@ -61,7 +61,11 @@ def test_rivals_of_a_run_that_diverged_in_its_first_round(
     budget = 3 * round(5 * participation) * 6
     assert Run.open(fedavg.folder or "").experiment.tau_all == budget
     assert f"tau_all = {budget}\n" in (tmp_path / "fedavg-seed0" / "experiment.toml").read_text()
-    assert caplog.messages == [f"fedveca seed 0 diverged; its rivals get {budget} local steps in all"]
+    assert caplog.messages == [
+        f"fedveca seed 0 stopped: {fedveca.summary['stopped']}",
+        f"fedveca seed 0 diverged; its rivals get {budget} local steps in all",
+        f"fedavg seed 0 stopped: {fedavg.summary['stopped']}",
+    ]
 
 
 def test_rivals_of_a_run_that_diverged_half_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -75,7 +79,11 @@ def test_rivals_of_a_run_that_diverged_half_way(tmp_path: Path, caplog: pytest.L
     assert budget > taken
     assert fedavg.experiment.tau_all == budget
     assert f"tau_all = {budget}\n" in (tmp_path / "fedavg-seed0" / "experiment.toml").read_text()
-    assert caplog.messages == [f"fedveca seed 0 diverged; its rivals get {budget} local steps in all"]
+    assert caplog.messages == [
+        f"fedveca seed 0 stopped: {fedveca.summary['stopped']}",
+        f"fedveca seed 0 diverged; its rivals get {budget} local steps in all",
+        f"fedavg seed 0 stopped: {fedavg.summary['stopped']}",
+    ]
     rows = json.loads((tmp_path / "table.json").read_text())
     assert rows[0]["diverged"] == [0]
     again = compare(

@@ -47,6 +47,18 @@ def test_the_target_is_reached_by_the_direction_of_the_metric() -> None:
     EarlyStopping(replace(E, patience=2), "mine", None)
 
 
+@pytest.mark.parametrize("target", [90.0, 1.01, -1.0])
+def test_a_target_that_a_share_cannot_reach_is_rejected(target: float) -> None:
+    e = replace(E, target=target)
+    said = rf"target={target:g} is out of range; allowed for accuracy: \(0, 1\], where 0\.9 means 90 %"
+    with pytest.raises(UserError, match=said):
+        EarlyStopping(e, "accuracy", None)
+    with pytest.raises(UserError, match="allowed for mine"):
+        EarlyStopping(e, "mine", "higher", unit="share")
+    EarlyStopping(e, "mine", "higher")  # a number that is not a share
+    EarlyStopping(replace(E, target=1.0), "accuracy", None)
+
+
 def test_patience_counts_rounds_since_the_lowest_loss() -> None:
     losses = [{"train_loss": v} for v in (3.0, 2.0, 2.5, 2.0, 1.9, None, 2.0, 1.9)]
     assert find_end(replace(E, patience=3), None, *losses) == (8, "patience")

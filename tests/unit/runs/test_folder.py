@@ -208,3 +208,11 @@ def test_plot_and_report(short: Run, tmp_path: Path) -> None:
     assert compare_table([short]) == make_table([short])
     with pytest.raises(UserError, match="is not a list of runs"):
         report([3])  # type: ignore[list-item]
+
+
+def test_a_column_that_no_round_has_is_rejected() -> None:
+    done = run(Experiment(rounds=1, batch=8), device="cpu")
+    assert len(done.column("test_accuracy")) == 1
+    assert done.column("beta") == []  # recorded from the second round on
+    with pytest.raises(UserError, match=r"^'test_acc' is not recorded in this run \(did you mean test_accuracy\?\)$"):
+        done.column("test_acc")

@@ -192,13 +192,13 @@ def test_compare_in_this_process_and_in_workers(tmp_path: Path) -> None:
     e = replace(E, rounds=2)
     here, workers = Diary(), Diary()
     runs = compare(e, 2, tmp_path / "here", methods=("fedveca", "fedavg"), device="cpu", observers=[here])
-    folders = [tmp_path / "here" / f"{method}-seed{seed}" for seed in (0, 1) for method in ("fedveca", "fedavg")]
+    folders = [tmp_path / "here" / f"{method}-seed{seed}" for method in ("fedveca", "fedavg") for seed in (0, 1)]
     assert here.entries == [
         entry
         for folder in folders
         for entry in (("start", folder.name.partition("-")[0], folder), *rounds(0, 1), ("end", 2, True))
     ]
-    assert here.runs == runs
+    assert here.runs == [runs[at] for at in (0, 2, 1, 3)]  # first those that set the budgets
     compare(e, 2, tmp_path / "workers", methods=("fedveca", "fedavg"), device="cpu", workers=2, observers=[workers])
     assert workers.entries == [("end", 2, True)] * 4
     assert [(r.experiment.method, r.experiment.seed) for r in workers.runs] == [

@@ -26,7 +26,7 @@ from fedveca.runs.evaluate import Evaluator, GrowthCheck
 from fedveca.runs.experiment import Experiment
 from fedveca.runs.federate import evaluate_loss, federate
 from fedveca.runs.folder import Run
-from fedveca.runs.run import NOTHING_LEARNED, resume, run
+from fedveca.runs.run import NO_ANSWERS, NOTHING_LEARNED, resume, run
 from fedveca.runs.schema import is_number
 from fedveca.runs.setting_fields import Keep
 from fedveca.runs.statistics import Spread, mean_and_spread
@@ -495,6 +495,24 @@ def test_a_run_that_learned_nothing_says_so(caplog: pytest.LogCaptureFixture) ->
     assert done.summary["warnings"] == [NOTHING_LEARNED]
     assert caplog.messages == [f"fedveca seed 0: {NOTHING_LEARNED}"]
     assert "warnings" not in run(SMALL, device="cpu").summary
+
+
+def test_a_run_in_which_no_client_answered_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    done = run(replace(SMALL, faults="drop:1", rounds=2), device="cpu")
+    assert done.summary["warnings"] == [NO_ANSWERS]
+    assert caplog.messages[-1] == f"fedveca seed 0: {NO_ANSWERS}"
+
+
+def test_a_run_that_the_guard_returned_to_its_start_has_learned_nothing() -> None:
+    done = run(replace(SMALL, method="fedavg", guard="on", lr=500.0, rounds=3), device="cpu")
+    start = build(replace(SMALL, method="fedavg"), "cpu").state.w
+    assert torch.equal(torch.cat([v.flatten() for v in done.model.values()]), start)
+    assert NOTHING_LEARNED in done.summary["warnings"]
+
+
+def test_a_run_that_diverged_says_so_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    done = run(replace(SMALL, method="fedavg", lr=1e30, rounds=3), device="cpu")
+    assert caplog.messages[-1] == f"fedavg seed 0 stopped: {done.summary['stopped']}"
 
 
 def test_seconds_add_up_over_the_parts_of_a_run(tmp_path: Path) -> None:

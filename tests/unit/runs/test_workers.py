@@ -96,6 +96,7 @@ def test_workers_change_no_byte(methods: tuple[str, ...], tmp_path: Path) -> Non
         (None, {"track": "tensorboard"}, 4, 4, False, 1),
         (None, {"model": "svm"}, 4, 4, False, 4),
         (None, {"budget": "seconds:5"}, 4, 4, False, 1),
+        (None, {"budget": "seconds:5"}, 4, 4, True, 1),
         (None, {"budget": "rows:5"}, 4, 4, False, 4),
     ],
 )
@@ -114,12 +115,20 @@ def test_as_many_workers_as_pay(
     e = E.replace(**change)
     assert comparing.count_workers(args, e, tunes=tunes) == count
     if named is None:
-        if not tunes:
-            assert (
-                comparing.count_workers(argparse.Namespace(workers=None, device="cpu", fair="time"), e, tunes=False)
-                == 1
-            )
+        timed = argparse.Namespace(workers=None, device="cpu", fair="time")
+        assert comparing.count_workers(timed, e, tunes=tunes) == 1
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         assert (
             comparing.count_workers(argparse.Namespace(workers=None, device="auto", fair="steps"), e, tunes=tunes) == 1
         )
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
+def test_threads_of_a_worker_share_their_heaps() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from fedveca.runs.worker_server import limit_arenas; print(limit_arenas())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "True\n"

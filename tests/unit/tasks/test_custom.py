@@ -574,3 +574,42 @@ def test_the_command_line_says_that_objects_are_pythons(capsys: pytest.CaptureFi
 
     assert main(["run", "data=custom:mine"]) == 2
     assert "data=custom:mine is an object that was given from Python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("y", "warns"),
+    [
+        ([0.0, 1.0, 0.0, 1.0], True),
+        ([0.0, 1.0, 2.0, 2.0], True),
+        ([0.0, 0.5, 1.0, 1.0], False),
+        ([1.0, 2.0, 3.0, 4.0], False),
+        ([0.0, 0.0, 0.0, 0.0], False),
+    ],
+)
+def test_numbers_that_look_like_labels_are_named(y: list[float], warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    data = from_arrays(np.zeros((4, 2), np.float32), np.array(y))
+    assert data.classes == 0
+    last = int(max(y))
+    said = (
+        f"y holds 0.0 to {last}.0, not of an integer type, so they are numbers to predict; y.astype(int) makes labels"
+    )
+    assert caplog.messages == [said] * warns
+
+
+def test_a_metric_that_is_not_finite_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def nothing(scores: Tensor, y: Tensor) -> Tensor:
+        return torch.tensor(float("nan"))
+
+    run(Experiment(rounds=1, batch=8), metric=nothing, device="cpu")
+    said = "metric (nothing) is not finite for the untrained model; rounds in which that is so have no value of it"
+    assert caplog.messages == [said]
+
+
+def test_a_metric_called_loss_is_rejected() -> None:
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        return scores[:, 0]
+
+    with pytest.raises(
+        UserError, match="metric is called 'loss', a name that the record uses itself; give the function"
+    ):
+        run(Experiment(rounds=1), metric=loss, device="cpu")

@@ -108,6 +108,8 @@ def test_a_report_of_the_whole_folder_compares_only_reported_runs(swept: Sweep, 
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "How the settings were chosen" in page
     assert 'id="t0-map0"' in page
+    places = [page.index(part) for part in ('class="question"', 'class="answer', 'id="s0-results"', 'id="t0"')]
+    assert places == sorted(places)  # what was compared, and the answer, come before how settings were chosen
     shutil.copytree(swept.folder, tmp_path / "copy")
     (tmp_path / "copy" / "sweep.json").write_text(json.dumps({"state": "<script>"}))
     assert find_sweeps(find_runs([tmp_path / "copy"])[0])[1] == []
@@ -122,7 +124,8 @@ def test_the_terminal_cuts_no_digit(width: int) -> None:
     joined = " ".join(out.getvalue().split())
     for text in ("lr=0.3", "80.00", "70.00", "FedAvg"):
         assert text in joined
-    assert ("settings tried" in joined) == (width == 110)
+    assert ("settings tried" in joined.partition("Not shown at this width")[0]) == (width == 110)
+    assert ("Not shown at this width: settings tried" in joined) == (width < 110)
 
 
 def test_the_command_line(swept: Sweep, tmp_path: Path, capsys: Any) -> None:

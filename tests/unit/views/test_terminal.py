@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from rich.console import Console
 
 from fedveca.runs.compare import compare
@@ -26,6 +27,7 @@ from fedveca.trackers.tracking import TrackerFailed
 from fedveca.views.terminal.comparison import make_method_table
 from fedveca.views.terminal.lines import Pace, describe_end, describe_round, describe_start, format_seconds
 from fedveca.views.terminal.screen import Screen
+from fedveca.views.terminal.tables import make_partition_table
 
 E = Experiment(model="svm", rounds=20, batch=16)
 Capture = pytest.CaptureFixture[str]
@@ -274,6 +276,48 @@ def test_digits_are_never_cut(width: int) -> None:
         assert value in joined
     if width >= 60:
         assert "-20.00 [-20.00, -20.00]" in joined
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 24])
+def test_columns_that_are_left_out_are_named_and_have_no_footnote(width: int) -> None:
+    text = " ".join(" ".join(plain(SURE, width)).split())
+    named = text.partition("Not shown at this width: ")[2].partition("; the report has them.")[0]
+    assert bool(named) == (width in (80, 60))
+    rows = [column for column in ("gradient rows", "gradient rows until 60 %") if column in named.split(", ")]
+    assert ("Rows are those of which gradients were computed" in text) == (len(rows) < 2) == (width != 60)
+    assert ("A difference to the best is paired" in text) == ("minus the best" not in named)
+    assert "A value is marked as the best only if" in text
+
+
+@pytest.mark.parametrize(("columns", "whole"), [("", True), ("60", False)])
+def test_in_a_file_a_table_has_all_of_its_columns(
+    columns: str, whole: bool, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    screen = Screen()
+    screen.print(make_method_table(SURE, "name", screen.out.width))
+    out = capsys.readouterr().out
+    assert not any(line.endswith(" ") for line in out.splitlines())
+    assert ("Not shown at this width" not in out) == whole
+    assert (max(map(len, out.splitlines())) > 90) == whole
+    assert len(out.splitlines()) > 10  # sentences are not a line each, however long
+    screen.print("a" * 300)
+    assert capsys.readouterr().out == "a" * 300 + "\n"
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 1), (60, 2), (30, 5), (10, 10)])
+def test_a_partition_in_a_narrow_terminal_has_fewer_labels_per_line(width: int, tables: int) -> None:
+    counts = torch.arange(1000, 1120).reshape(12, 10)
+    counts[3, 4] = 0
+    out = io.StringIO()
+    Console(file=out, width=max(width, 20)).print(make_partition_table(counts, width))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    heads = [line for line in lines if line[:1] == ["client"]]
+    assert len(heads) == tables
+    assert [label for line in heads for label in line if label.isdigit()] == list("0123456789")
+    cells = [cell for line in lines if line and line[0] == "3" for cell in line[1:]]
+    assert cells == ["1030", "1031", "1032", "1033", "·", *(str(n) for n in range(1035, 1040)), "9311"]
+    assert max(map(len, out.getvalue().splitlines())) <= max(width, 20)
 
 
 def test_a_custom_metric_and_a_run_that_diverged() -> None:

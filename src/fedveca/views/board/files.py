@@ -73,7 +73,7 @@ def read_settings(folder: Path) -> dict[str, object]:
         raise UserError(f"{name} has more than {SETTINGS_DOTS} dots")
     try:
         return parse_bounded(content, name, tomllib.loads)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{name} is not TOML: {error}") from error
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedveca.errors import UserError
+from fedveca.runs.experiment import restore_experiment
 from fedveca.runs.files import read_directions, read_object
 from fedveca.runs.interrupt import how_to_resume
 from fedveca.runs.lock import LOCK_FILE
@@ -161,6 +162,7 @@ def _add_settings(row: Row, folder: Path) -> None:
     for key, value in settings.items():
         if len(row.settings) < _SETTINGS and is_shown_name(key) and not isinstance(value, list | dict):
             row.settings[key] = _show_setting(value, _OTHER_LETTERS)
+    restore_experiment(settings)  # what no run can be opened with is damaged
 
 
 def _show_setting(value: object, letters: int) -> ShownSetting:

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from fedveca.errors import UserError
 from fedveca.runs.experiment import describe_task
 from fedveca.runs.folder import Run
+from fedveca.runs.output_file import write_file
 from fedveca.views.clients import compute_distribution, list_client_metrics
 from fedveca.views.figures.clients import draw_distribution
 from fedveca.views.figures.curves import draw_line, name_axis
 from fedveca.views.figures.style import DATED, STYLE, escape_label, require_figure_file
-from fedveca.views.paths import write_file
 from fedveca.views.series import find_look, list_metrics
 
 if TYPE_CHECKING:

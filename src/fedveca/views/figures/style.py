@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from fedveca.algorithms.registry import DASHES
 from fedveca.errors import UserError, printable
-from fedveca.views.paths import require_file, write_file
+from fedveca.runs.output_file import require_file, write_file
 
 if "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:  # else a notebook or a program chose one
     matplotlib.use("Agg")

@@ -236,13 +236,15 @@ def _make_table(comparison: Comparison, name: str, stages: Sequence[Stage]) -> R
     c, parts, columns = comparison, list[TablePart](), list[tuple[Which, str, int | None]]()
     worst = name_statistic(name, "_worst")
     best = find_leader(c, c.which, worst)
+    gaps = [find_gap(c, i, c.which, worst) for i in range(len(c.rows))]
+    interval = ", [95\N{NO-BREAK SPACE}%]" if any(gap and gap.interval for gap in gaps) else ""
     for stage in stages:
         parts.append(TablePart(f"{STAGE_TITLES[stage].lower()}, {c.which}", list(STATISTIC_LABELS.values())))
         for statistic in STATISTIC_LABELS:
             of = name_statistic(name, statistic, stage)
             columns.append((c.which, of, find_winner(c, c.which, of)))
         if stage == "clients" and best is not None:
-            parts.append(TablePart("minus the best, [95\N{NO-BREAK SPACE}%]", [STATISTIC_LABELS["_worst"]]))
+            parts.append(TablePart(f"minus the best{interval}", [STATISTIC_LABELS["_worst"]]))
             columns.append((c.which, "", None))
     rows = []
     for i, row in enumerate(c.rows):
@@ -251,7 +253,6 @@ def _make_table(comparison: Comparison, name: str, stages: Sequence[Stage]) -> R
             if of:
                 cells.append(make_value_cell(name, row.models[which][of], i == winner))
             else:
-                gap = find_gap(c, i, c.which, worst)
-                cells.append(make_gap_cell(name, gap, i == best))
+                cells.append(make_gap_cell(name, gaps[i], i == best))
         rows.append((row.label, "", cells))
     return ReportTable(parts, rows)

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypedDict
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fedveca.algorithms.registry import DASHES
-from fedveca.errors import UserError
 from fedveca.runs.files import read_object
 from fedveca.runs.folder import Run
 from fedveca.runs.folder_types import Partition
+from fedveca.runs.output_file import require_file, write_file
 from fedveca.runs.overrides import check_runs
 from fedveca.runs.schema import describe_quantity
 from fedveca.runs.setting_checks import FIELDS
@@ -27,7 +27,6 @@ from fedveca.runs.sweep_file import SweepContent
 from fedveca.version import __version__
 from fedveca.views.comparison import Comparison, compare_curves
 from fedveca.views.comparison_text import explain_costs, explain_table, give_answer
-from fedveca.views.paths import require_file, write_file
 from fedveca.views.report import text
 from fedveca.views.report.clients import (
     STAGE_TITLES,
@@ -40,6 +39,7 @@ from fedveca.views.report.plotly_bundle import pack_script, plotly_script
 from fedveca.views.report.section import RunData, SectionData, make_sections, name_line, name_map
 from fedveca.views.report.sweep import make_sweep_data, make_sweep_section
 from fedveca.views.report.table import GapData, make_cost_table, make_csv, make_gaps, make_result_table
+from fedveca.views.run_text import describe_privacies
 from fedveca.views.series import AXES, Curve, group_curves, group_sections
 from fedveca.views.sweep import find_sweeps
 
@@ -96,7 +96,7 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     Args:
         runs: The runs to compare; those of different tasks get sections of their own. Of a sweep, the runs that chose
             the settings are not compared with those that have them: a section shows what they found.
-        path: The HTML file; its folder is made where it is missing.
+        path: The HTML file, in a folder that exists.
 
     Returns:
         The file's name and size, and how many runs and sections it has.
@@ -109,10 +109,6 @@ def write_report(runs: Sequence[Run], path: Path) -> ReportResult:
     runs, sweeps = find_sweeps(runs)
     sections = [group_curves(mine) for mine in group_sections(runs)]
     content = render_page(sections, sweeps).encode("utf-8", "backslashreplace")  # JSON may hold half a surrogate pair
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
     write_file(path, content)
     return {"report": str(path), "runs": len(runs), "sections": len(sections), "bytes": len(content)}
 
@@ -172,6 +168,7 @@ def _render_section(template: Template, at: int, comparison: Comparison, data: S
         question=text.ask_question(curves),
         answer=give_answer(comparison),
         unequal=bool(comparison.budgets),
+        privacy=describe_privacies(curves),
         warnings=text.list_warnings(curves),
         results=make_result_table(comparison),
         notes=explain_table(comparison),

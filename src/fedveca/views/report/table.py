@@ -71,8 +71,10 @@ def make_result_table(comparison: Comparison) -> ReportTable:
     if c.same_models:
         titles = {c.which: "kept model, which is the last one"}
     parts = [TablePart(title, names) for title in titles.values() if names]
-    parts += [TablePart("minus the best, [95 %]", [name_quantity(metric)])] if best is not None else []
-    parts.append(TablePart("cost of a run", [name for axis, name in COST_HEADINGS.items() if axis != "rounds"]))
+    gaps = [find_gap(c, i, c.which, metric) for i in range(len(c.rows))] if best is not None else []
+    interval = ", [95 %]" if any(gap and gap.interval for gap in gaps) else ""
+    parts += [TablePart(f"minus the best{interval}", [name_quantity(metric)])] if best is not None else []
+    parts.append(TablePart("cost of a run", [COST_HEADINGS[axis] for axis in COST_KINDS]))
     parts.append(TablePart("", ["seeds"]))
     winners = {(which, name): find_winner(c, which, name) for which in c.models for name in c.names}
     rows = []
@@ -81,8 +83,7 @@ def make_result_table(comparison: Comparison) -> ReportTable:
         for (which, name), winner in winners.items():
             cells.append(make_value_cell(name, row.models[which][name], i == winner))
         if best is not None:
-            gap = find_gap(c, i, c.which, metric)
-            cells.append(make_gap_cell(metric, gap, i == best))
+            cells.append(make_gap_cell(metric, gaps[i], i == best))
         for axis in COST_KINDS:
             cost = get_total(row, axis)
             text = "-" if cost.mean is None else format_cost(axis, cost.mean)

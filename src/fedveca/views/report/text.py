@@ -11,6 +11,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.schema import describe_quantity
 from fedveca.runs.value_text import format_value
 from fedveca.views.comparison import find_protocol, is_exact_share
+from fedveca.views.run_text import list_run_warnings
 from fedveca.views.series import Band, Curve, HeatMap
 
 PARTITIONS = {
@@ -70,12 +71,7 @@ def list_warnings(curves: Sequence[Curve]) -> list[str]:
 
 def _warn(run: Run) -> list[str]:
     """Of one run, which need not have ended."""
-    recorded = [record["warning"] for record in run.rounds if "warning" in record]
-    texts = run.summary.get("warnings", recorded)
-    guarded = [record["round"] + 1 for record in run.rounds if "guarded" in record]
-    if guarded:
-        times = {1: "once", 2: "twice"}.get(len(guarded), f"{len(guarded)} times")
-        texts = [f"the guard returned to the best model {times}, first in round {guarded[0]}", *texts]
+    texts = list_run_warnings(run)
     return [*texts, f"stopped: {run.summary['stopped']}"] if "stopped" in run.summary else texts
 
 

@@ -24,9 +24,13 @@ from fedveca.views.comparison_text import (
     format_target,
     give_answer,
 )
+from fedveca.views.run_text import describe_privacies
 from fedveca.views.series import AXES, Which, group_curves
 from fedveca.views.targets import Target, find_main_target
+from fedveca.views.terminal.console import FULL_WIDTH
 
+GAP, WORST = "minus the best", "worst 10 %"
+SHORTEST_PROSE = 80  # columns of the sentences below narrower tables, where the terminal has as many
 COST_LABELS = AXES | {"rounds": "rounds", "bytes": "MB"} | {"clock": "device s", "joules": "joules"}
 
 
@@ -36,14 +40,23 @@ class Column(NamedTuple):
     top: str
     bottom: str
     cells: list[Text]
+    name: str  # in the line on columns that are not shown
     rank: int = 0
+
+
+class Fitted(NamedTuple):
+    """A table that is as wide as the terminal allows, and the names of its columns and of those left out."""
+
+    table: Table
+    shown: list[str]
+    left_out: list[str]
 
 
 def make_method_table(runs: Sequence[Run], name: str, width: int = 80) -> Table:
     """The methods side by side, what they needed to reach targets, and what the numbers mean.
 
-    Columns that do not fit are left out, the least important ones first; where even two do not fit, values are
-    stacked below the methods' names.
+    Columns that do not fit are left out, the least important ones first, and named below the tables; where even two do
+    not fit, values are stacked below the methods' names.
 
     Args:
         runs: The runs of the comparison; those that differ by their seed alone are one row.
@@ -52,19 +65,29 @@ def make_method_table(runs: Sequence[Run], name: str, width: int = 80) -> Table:
     """
     comparison = compare_curves(group_curves(runs))
     labels = [_label(comparison, i) for i in range(len(comparison.rows))]
+    method, targets = Column("", "method", labels, "method"), comparison.targets
+    results = _fit([method, *_list_columns(comparison)], width)
+    costs = _fit([method, *_list_costs(comparison, targets)], width) if targets else Fitted(Table(), [], [])
+    widest = max(_measure(results.table), _measure(costs.table), SHORTEST_PROSE)
     page = Table.grid()
-    page.add_column(overflow="fold")
+    page.add_column(overflow="fold", max_width=min(width, widest))
     page.add_row(Text(name, style="italic"))
-    page.add_row(_fit([Column("", "method", labels), *_list_columns(comparison)], width))
-    if targets := comparison.targets:
+    page.add_row(results.table)
+    if targets:
         page.add_row("")
         better = comparison.directions[comparison.metric]
         least = "at least" if better == "higher" else "at most"
         page.add_row(Text(f"until test {short_label(comparison.metric)} is {least}"))
-        page.add_row(_fit([Column("", "method", labels), *_list_costs(comparison, targets)], width))
+        page.add_row(costs.table)
+    if left_out := [*results.left_out, *costs.left_out]:
+        page.add_row(Text(f"Not shown at this width: {', '.join(left_out)}; the report has them.", style="dim"))
     page.add_row("")
     page.add_row(Text(give_answer(comparison)))
-    page.add_row(Text(" ".join([*explain_table(comparison), *explain_costs(comparison)]), style="dim"))
+    if privacy := describe_privacies(comparison.curves):
+        page.add_row(Text(privacy))
+    said = explain_table(comparison, gaps=GAP in results.shown)
+    said += explain_costs(comparison, rows=any("rows" in name.split() for name in [*results.shown, *costs.shown]))
+    page.add_row(Text(" ".join(said), style="dim"))
     return page
 
 
@@ -75,7 +98,10 @@ def _label(comparison: Comparison, at: int) -> Text:
 
 
 def _list_columns(comparison: Comparison) -> list[Column]:
-    """From the most important to the least: metric, its difference to the best, steps, then the rest."""
+    """From the most important to the least: metric, its difference to the best, steps, then the rest.
+
+    The worst tenth of the clients comes second where it was asked for.
+    """
     c, metric = comparison, comparison.metric
     columns = [_make_column(c, c.which, metric)] if metric else []
     if metric and any(find_gap(c, i, c.which, metric) for i in range(len(c.rows))):
@@ -83,29 +109,35 @@ def _list_columns(comparison: Comparison) -> list[Column]:
         gaps = [find_gap(c, i, c.which, metric) for i in range(len(c.rows))]
         cells = ["best" if i == best else format_gap(metric, gap) if gap else "-" for i, gap in enumerate(gaps)]
         interval = "[95 % interval]" if any(gap and gap.interval for gap in gaps) else ""
-        columns.append(Column("minus the best", interval, list(map(Text, cells))))
+        columns.append(Column(GAP, interval, list(map(Text, cells)), GAP))
     columns += [_make_worst_column(c, name) for name in [metric] if name_statistic(name, "_worst") in c.statistics]
-    columns.append(Column("local", "steps", [_show(row.steps, "steps") for row in c.rows]))
+    columns.append(_make_total_column("local", "steps", [_show(row.steps, "steps") for row in c.rows]))
     rest = [(c.which, n) for n in c.names[1:]] + [(w, n) for w in c.models if w != c.which for n in c.names]
     columns += [_make_column(c, which, name) for which, name in rest]
-    columns.append(Column("gradient", "rows", [_show(row.gradient_rows, "rows") for row in c.rows]))
-    columns.append(Column("", "seconds", [_show(row.seconds, "seconds") for row in c.rows]))
+    columns.append(_make_total_column("gradient", "rows", [_show(row.gradient_rows, "rows") for row in c.rows]))
+    columns.append(_make_total_column("", "seconds", [_show(row.seconds, "seconds") for row in c.rows]))
     if len({row.seeds for row in c.rows}) > 1 or c.rows[0].seeds > 1:
-        columns.append(Column("", "seeds", [Text(str(row.seeds)) for row in c.rows]))
-    return [column._replace(rank=rank) for rank, column in enumerate(columns, 1)]
+        columns.append(_make_total_column("", "seeds", [Text(str(row.seeds)) for row in c.rows]))
+    ranked = sorted(columns, key=lambda column: (column is not columns[0], not column.name.startswith(WORST)))
+    return [column._replace(rank=ranked.index(column)) for column in columns]
+
+
+def _make_total_column(top: str, bottom: str, cells: list[Text]) -> Column:
+    return Column(top, bottom, cells, f"{top} {bottom}".strip())
 
 
 def _make_column(comparison: Comparison, which: Which, name: str) -> Column:
     unit = " %" if describe_quantity(name).unit == "share" else ""
     heading = "kept = last" if comparison.same_models else which
-    return Column(heading, f"{short_label(name)}{unit}", _show_values(comparison, which, name))
+    label = f"{short_label(name)}{unit}"
+    return Column(heading, label, _show_values(comparison, which, name), f"{which} {label}")
 
 
 def _make_worst_column(comparison: Comparison, metric: str) -> Column:
     """The metric of the tenth of the clients that a method's models serve worst."""
     unit = " (%)" if describe_quantity(metric).unit == "share" else ""
     cells = _show_values(comparison, comparison.which, name_statistic(metric, "_worst"))
-    return Column("worst 10 %", f"of clients{unit}", cells)
+    return Column(WORST, f"of clients{unit}", cells, f"{WORST} of clients{unit}")
 
 
 def _show_values(comparison: Comparison, which: Which, name: str) -> list[Text]:
@@ -127,7 +159,8 @@ def _list_costs(comparison: Comparison, targets: Sequence[Target]) -> list[Colum
     for rank, (target, axis) in enumerate(asked, 1):
         cells = [Text(format_reached(axis, costs[axis])) for costs in target.costs]
         heading = format_target(comparison.metric, target.value)
-        columns.append(Column(heading, COST_LABELS[axis], cells, 0 if target is main and axis == "rounds" else rank))
+        label, rank = COST_LABELS[axis], 0 if target is main and axis == "rounds" else rank
+        columns.append(Column(heading, label, cells, f"{label} until {heading}", rank))
     return columns
 
 
@@ -135,14 +168,20 @@ def _show(value: Spread, axis: str) -> Text:
     return Text("-" if value.mean is None else format_cost(axis, value.mean))
 
 
-def _fit(columns: Sequence[Column], width: int) -> Table:
+def _fit(columns: Sequence[Column], width: int) -> Fitted:
     """As many columns as fit, the most important ones; stacked where only one would be left."""
     ranked = sorted(columns, key=lambda column: column.rank)
     for count in range(len(columns), 2, -1):
-        table = _build([column for column in columns if column in ranked[:count]])
-        if Console(width=10_000).measure(table).maximum <= width:
-            return table
-    return _stack(columns)
+        chosen = [column for column in columns if column in ranked[:count]]
+        table = _build(chosen)
+        if _measure(table) <= width:
+            left_out = [column.name for column in columns if column not in chosen]
+            return Fitted(table, [column.name for column in chosen], left_out)
+    return Fitted(_stack(columns), [column.name for column in columns], [])
+
+
+def _measure(table: Table) -> int:
+    return Console(width=FULL_WIDTH).measure(table).maximum
 
 
 def _build(columns: Sequence[Column]) -> Table:
@@ -163,6 +202,6 @@ def _stack(columns: Sequence[Column]) -> Table:
     table.add_column(justify="right", overflow="fold")
     for i, name in enumerate(columns[0].cells):
         table.add_row(name, "")
-        for top, bottom, cells, _ in columns[1:]:
+        for top, bottom, cells, *_ in columns[1:]:
             table.add_row(Text(f"  {top} {bottom}".replace("   ", "  ").rstrip()), cells[i])
     return table

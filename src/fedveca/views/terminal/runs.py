@@ -22,6 +22,7 @@ from fedveca.runs.theory import count_conditions
 from fedveca.runs.value_text import format_value, short_label
 from fedveca.views.board.index import Row
 from fedveca.views.clients import list_client_metrics, name_statistic
+from fedveca.views.run_text import describe_privacy, list_run_warnings
 from fedveca.views.series import get_closing_values, read_partition, sum_costs
 from fedveca.views.terminal.tables import (
     describe_simulated_time,
@@ -62,12 +63,15 @@ def show_run_list(console: Console, rows: Sequence[Row]) -> None:
     common = max(first.rfind("/", 0, shared), first.rfind("-", 0, shared)) + 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", no_wrap=True)
+    left_out = [name for name in columns if name not in left]
     for name in left:
         table.add_column(name, justify="right" if name in ("rounds", "score", "age") else "left", no_wrap=True)
     for at, row in enumerate(rows):
         shown = shorten_name(row.id, common, room) if longest > room else row.id
         table.add_row(Text(shown), *(cells[name][at] for name in left))
     console.print(table)
+    if left_out:
+        console.print(Text(f"Not shown at this width: {', '.join(left_out)}.", "dim"))
 
 
 def shorten_name(name: str, common: int, most: int) -> str:
@@ -90,6 +94,8 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
     console.print(Text.assemble((str(run.folder), "bold"), "  ", (row.state, STATE_STYLES.get(row.state, ""))))
     if row.why and row.state != "paused":
         console.print(Text(row.why, "yellow"))
+    for text in list_run_warnings(run):
+        console.print(Text(f"warning: {text}", "yellow"))
     _show_heading(console, "settings", "" if every else "those that differ from the defaults, and the main ones")
     settings, defaults = asdict(run.experiment), asdict(Experiment())
     shown = [key for key in FIELDS if every or key in ALWAYS or settings[key] != defaults[key]]
@@ -103,6 +109,8 @@ def show_run(console: Console, run: Run, row: Row, every: bool = False) -> None:
         console.print(f"{describe_work(run)}, {sum_costs(run)['seconds'][-1] if run.rounds else 0:.1f} s")
         if simulated := describe_simulated_time(run):
             console.print(Text(simulated))
+        if privacy := describe_privacy(run):
+            console.print(privacy)
         if run.ended:
             console.print(Text(describe_ending(run.experiment, run.ended, len(run.rounds))))
     if part := read_partition(run, clients=200):

@@ -26,6 +26,7 @@ from fedveca.runs.folder import Run
 from fedveca.runs.observers import ComparisonObserver, Observer
 from fedveca.runs.run import log_of_results
 from fedveca.runs.schema import Round
+from fedveca.views.run_text import describe_privacy
 from fedveca.views.terminal.console import make_console
 from fedveca.views.terminal.lines import (
     Pace,
@@ -83,7 +84,7 @@ class Screen(ComparisonObserver):
 
     def __init__(self, quiet: bool = False, device: str = "") -> None:
         self.quiet, self.device = quiet, device
-        self.out, self.error = make_console(), make_console(stderr=True)
+        self.out, self.error = make_console(full=True), make_console(stderr=True)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a stream that has no ± still gets its table
         self._spinner = Spinner("dots", style="dim")
@@ -91,6 +92,7 @@ class Screen(ComparisonObserver):
         self._total = self._done = 0  # runs of a comparison
         self._began = self._spoke = time.monotonic()
         self._keys: tuple[str, ...] = ()  # settings that are swept
+        self._warned = ""  # the last warning
         self._head: list[str] = []  # of a comparison, until its first run has begun
         self._handler = _LogHandler(self)
         self._show_warning = warnings.showwarning
@@ -174,6 +176,7 @@ class Screen(ComparisonObserver):
 
     def warn(self, text: str) -> None:
         """A line that is shown even when quiet."""
+        self._warned = text
         self._say(text, "yellow", soft_wrap=not self.error.is_terminal)
 
     def _say(self, text: str, style: str = "", soft_wrap: bool = True) -> None:
@@ -281,9 +284,9 @@ class Screen(ComparisonObserver):
 
     def report_divergence(self, run: Run) -> None:
         """Says why, if the run ended early."""
-        if run.diverged:
+        text = f"{name_run(run.experiment)} stopped: {run.summary['stopped']}" if run.diverged else ""
+        if text and text != self._warned:
             self._stop_progress()
-            text = f"{name_run(run.experiment)} stopped: {run.summary['stopped']}"
             self.error.print(text, style="red", markup=False)
 
     def summarize(self, run: Run) -> None:
@@ -297,9 +300,8 @@ class Screen(ComparisonObserver):
         self.print(f"{describe_work(run)}, {s['seconds']:.1f} s")
         if simulated := describe_simulated_time(run):
             self.print(simulated)
-        if "epsilon" in s:
-            delta = run.experiment.dp_delta
-            self.print(f"differential privacy: epsilon {s['epsilon']:.4g} at delta {delta:g}, a client as the unit")
+        if privacy := describe_privacy(run):
+            self.print(privacy)
         if run.folder:
             self.print_path("run folder", run.folder)
             folder, above = shlex.quote(str(run.folder)), shlex.quote(str(run.folder.parent))

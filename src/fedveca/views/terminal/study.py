@@ -9,6 +9,7 @@ from fedveca.runs.schema import describe_quantity
 from fedveca.runs.study import StudyColumn, StudyTable
 from fedveca.runs.value_text import format_spread, short_label
 from fedveca.views.series import find_look
+from fedveca.views.targets import FEWEST_SEEDS
 
 
 def study_table(content: StudyTable) -> Table:
@@ -22,7 +23,8 @@ def study_table(content: StudyTable) -> Table:
     for heading in ("\nmethod", "\nmodel"):
         shown.add_column(heading, no_wrap=True)
     label = f"\n{short_label(metric)}{' %' if describe_quantity(metric).unit == 'share' else ''}"
-    for heading in ("local\nsteps", label, f"minus {titles[rows[0]['method']]}\n[95 % interval]", "\nloss"):
+    interval = "[95 % interval]" if seeds >= FEWEST_SEEDS else ""
+    for heading in ("local\nsteps", label, f"minus {titles[rows[0]['method']]}\n{interval}", "\nloss"):
         shown.add_column(Text(heading), justify="right", no_wrap=True)
     for row in rows:
         steps = "-" if row["tau_all"] is None else f"{row['tau_all']:.0f}"
@@ -53,5 +55,6 @@ def _cells(column: StudyColumn | None, name: str) -> tuple[str, str]:
     if gap is None:
         return value, ""
     scale, digits = (100, 2) if describe_quantity(name).unit == "share" else (1, 4)
-    ends = ", ".join(f"{scale * end:+.{digits}f}" for end in gap["interval"] or ())
-    return value, f"{scale * gap['mean']:+.{digits}f}{f' [{ends}]' if ends else ''}"
+    ends = gap["interval"] if gap["interval"] and gap["n"] >= FEWEST_SEEDS else ()
+    shown = ", ".join(f"{scale * end:+.{digits}f}" for end in ends)
+    return value, f"{scale * gap['mean']:+.{digits}f}{f' [{shown}]' if shown else ''}"

@@ -34,6 +34,8 @@ def make_sweep_table(content: SweepContent, name: str, width: int = 80) -> Table
     rows = "validation rows" if content["val"] else "the training loss"
     page.add_row(Text(f"{name}: settings chosen on {rows}", style="italic"))
     page.add_row(table)
+    if width < NARROW_TABLE:
+        page.add_row(Text("Not shown at this width: settings tried; the report has them.", style="dim"))
     page.add_row("")
     page.add_row(Text(" ".join(explain_sweep(content)), style="dim"))
     return page

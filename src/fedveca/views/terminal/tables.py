@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -16,6 +17,7 @@ from fedveca.views.series import WHICH
 if TYPE_CHECKING:  # at run time they would load PyTorch
     from torch import Tensor
 
+GAP = 2  # columns between those of a table
 SHORT_LIST = ("", "_worst", "_best")  # aggregates over clients that a terminal shows
 
 
@@ -52,15 +54,37 @@ def make_client_table(run: Run) -> Table | None:
     return table
 
 
-def make_partition_table(counts: Tensor) -> Table:
-    """Label counts [N, classes], one row per client; a single column is the rows alone."""
-    table = Table(box=None, pad_edge=False)
-    labels = counts.shape[1] if counts.shape[1] > 1 else 0
-    for heading in ("client", *map(str, range(labels)), "rows"):
-        table.add_column(heading, justify="right")
-    for i, row in enumerate(counts.tolist()):
-        table.add_row(str(i), *(str(c) if c else "·" for c in row[:labels]), str(sum(row)))
-    return table
+def make_partition_table(counts: Tensor, width: int = 80) -> Table:
+    """Label counts [N, classes], one row per client; a single column is the rows alone.
+
+    Labels that do not fit into a line are shown in further tables below the first.
+
+    Args:
+        counts: The rows of each client and label.
+        width: Columns of the terminal.
+    """
+    rows = counts.tolist()
+    labels = [[str(label), *(str(row[label] or "·") for row in rows)] for label in range(counts.shape[1])]
+    clients, sums = ["client", *map(str, range(len(rows)))], ["rows", *(str(sum(row)) for row in rows)]
+    labels = labels if len(labels) > 1 else []
+    room = width - sum(max(map(len, cells)) + GAP for cells in (clients, sums))
+    fit = max(1, room // (max((len(cell) for cells in labels for cell in cells), default=1) + GAP))
+    if sum(max(map(len, cells)) + GAP for cells in labels) <= room + GAP:
+        fit = len(labels) or 1
+    blocks = math.ceil(len(labels) / fit) or 1
+    each = math.ceil(len(labels) / blocks) or 1
+    page = Table.grid()
+    for at in range(blocks):
+        shown = [clients, *labels[at * each : (at + 1) * each], *([sums] if at == blocks - 1 else [])]
+        table = Table(box=None, pad_edge=False)
+        for heading, *_ in shown:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for cells in zip(*(cells for _, *cells in shown), strict=True):
+            table.add_row(*cells)
+        page.add_row(table)
+        if at < blocks - 1:
+            page.add_row("")
+    return page
 
 
 def describe_work(run: Run) -> str:

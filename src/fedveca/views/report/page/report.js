@@ -10,9 +10,6 @@
     if (div) figures.push({ div, draw: () => draw(div) });
   }
 
-  data.sweeps.forEach((sweep, t) => {
-    sweep.figures.forEach((map, i) => figure(`t${t}-map${i}`, (div) => sweeps.figure(div, map, sweep)));
-  });
   data.sections.forEach((section, s) => {
     const state = { axis: "rounds", hidden: new Set(), run: 0, part: 0, metric: 0, curve: 0, model: 0, confusion: 0, zoom: false, log: false, seeds: false, smooth: 1 };
     const part = document.getElementById(`s${s}`);
@@ -100,6 +97,9 @@
       button.addEventListener("click", () => copy(of.textContent, button));
     });
     part.querySelectorAll("table.sortable").forEach(makeSortable);
+  });
+  data.sweeps.forEach((sweep, t) => {
+    sweep.figures.forEach((map, i) => figure(`t${t}-map${i}`, (div) => sweeps.figure(div, map, sweep)));
   });
 
   // Every point of every curve, one line each.
