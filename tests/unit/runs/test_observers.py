@@ -201,6 +201,5 @@ def test_compare_in_this_process_and_in_workers(tmp_path: Path) -> None:
     assert here.runs == [runs[at] for at in (0, 2, 1, 3)]  # first those that set the budgets
     compare(e, 2, tmp_path / "workers", methods=("fedveca", "fedavg"), device="cpu", workers=2, observers=[workers])
     assert workers.entries == [("end", 2, True)] * 4
-    assert [(r.experiment.method, r.experiment.seed) for r in workers.runs] == [
-        (r.experiment.method, r.experiment.seed) for r in runs
-    ]
+    assert {(r.experiment.method, r.experiment.seed) for r in workers.runs[:2]} == {("fedveca", 0), ("fedveca", 1)}
+    assert {(r.experiment.method, r.experiment.seed) for r in workers.runs[2:]} == {("fedavg", 0), ("fedavg", 1)}
