@@ -201,7 +201,7 @@ def test_a_simulation_needs_devices_for_a_schedule(more: dict[str, object]) -> N
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("no.toml", None, "no.toml cannot be read"),
+        ("no.toml", None, "no.toml does not exist"),
         ("a.toml", "[a", "a.toml is not TOML"),
         ("a.toml", "forward_ms = 3", "forward_ms is not a table of fields"),
         ("a.csv", "name,forward_ms\na,1,2\n", "line 2 has not as many cells as the heading"),

@@ -145,7 +145,7 @@ def test_the_command(devices: str, capsys: pytest.CaptureFixture[str], monkeypat
     ("words", "why"),
     [
         ([], "a plan needs devices"),
-        (["--devices", "gone.toml"], "gone.toml cannot be read"),
+        (["--devices", "gone.toml"], "gone.toml does not exist"),
         (["--devices", "fones"], "devices=fones is not known"),
         (["clients=4", "--devices", "DEVICES"], "has 3 profiles without a share for 4 clients"),
         (["--devices", "phones", "--past", "nowhere"], "nowhere is not a run folder"),
