@@ -25,10 +25,9 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def report(browser: Any, runs: Path) -> bytes:
-    """The head of a report: question, answer, table, curves, local steps by client."""
+    """The head of a report: question, answer, table, and how far each method is from the best."""
     page = open_report(browser, runs)
-    below = page.locator("#s0-inside-map0").locator("xpath=..").bounding_box()
-    clip = {"x": 0, "y": 0, "width": 1240, "height": below["y"] + below["height"] + 12}
+    clip = {"x": 0, "y": 0, "width": 1240, "height": page.locator("h2").nth(1).bounding_box()["y"] - 12}
     return bytes(page.screenshot(full_page=True, clip=clip))
 
 

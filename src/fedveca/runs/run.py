@@ -334,7 +334,8 @@ def _run_rounds(
             warned.append(replaced)
             log_of_results.warning("%s seed %d: %s", e.method, e.seed, replaced)
         if not diverged and _learned_nothing(keeper, records):
-            why = NOTHING_LEARNED if any(record["ids"] for record in records) else NO_ANSWERS
+            heard = any(record["ids"] or "guarded" in record for record in records)  # if only of what is not finite
+            why = NOTHING_LEARNED if heard else NO_ANSWERS
             warned.append(why)
             log_of_results.warning("%s seed %d: %s", e.method, e.seed, why)
         if warned:

@@ -503,11 +503,16 @@ def test_a_run_in_which_no_client_answered_says_so(caplog: pytest.LogCaptureFixt
     assert caplog.messages[-1] == f"fedveca seed 0: {NO_ANSWERS}"
 
 
-def test_a_run_that_the_guard_returned_to_its_start_has_learned_nothing() -> None:
-    done = run(replace(SMALL, method="fedavg", guard="on", lr=500.0, rounds=3), device="cpu")
-    start = build(replace(SMALL, method="fedavg"), "cpu").state.w
+@pytest.mark.parametrize(("lr", "rounds", "kept"), [(1.0, 4, 4), (1.0, 3, 0), (500.0, 3, 3)])
+def test_a_run_that_the_guard_returned_to_its_start_has_learned_nothing(lr: float, rounds: int, kept: int) -> None:
+    """In the last round, at the end, or in every round, since nothing was finite."""
+    e = Experiment(
+        method="fedavg", model="svm", batch=8, clients=6, partition="dirichlet", guard="on", lr=lr, rounds=rounds
+    )
+    done, start = run(e, device="cpu"), build(e, "cpu").state.w
     assert torch.equal(torch.cat([v.flatten() for v in done.model.values()]), start)
-    assert NOTHING_LEARNED in done.summary["warnings"]
+    assert done.summary["kept"]["round"] == kept
+    assert done.summary["warnings"][-1] == NOTHING_LEARNED
 
 
 def test_a_run_that_diverged_says_so_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
