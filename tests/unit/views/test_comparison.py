@@ -212,7 +212,7 @@ def test_the_tables_of_a_report() -> None:
     table = make_result_table(c)
     assert [part.heading for part in table.parts] == [
         "kept model, which is the last one",
-        "minus the best, [95 %]",
+        "minus the best, [95\N{NO-BREAK SPACE}%]",
         "cost of a run",
         "",
     ]

@@ -72,7 +72,7 @@ def make_result_table(comparison: Comparison) -> ReportTable:
         titles = {c.which: "kept model, which is the last one"}
     parts = [TablePart(title, names) for title in titles.values() if names]
     gaps = [find_gap(c, i, c.which, metric) for i in range(len(c.rows))] if best is not None else []
-    interval = ", [95 %]" if any(gap and gap.interval for gap in gaps) else ""
+    interval = ", [95\N{NO-BREAK SPACE}%]" if any(gap and gap.interval for gap in gaps) else ""
     parts += [TablePart(f"minus the best{interval}", [name_quantity(metric)])] if best is not None else []
     parts.append(TablePart("cost of a run", [COST_HEADINGS[axis] for axis in COST_KINDS]))
     parts.append(TablePart("", ["seeds"]))
