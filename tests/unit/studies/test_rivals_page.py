@@ -356,7 +356,7 @@ def test_readme_says_the_same(units: list[Unit], standings: dict[str, list[resul
     level = results.count_level(units, "last")
     count = {group: len(cases) for group, cases in group_cases(units).items()}
     assert (
-        f"No rival is ahead of its last model beyond chance on {level['all']} of {count['all']} cases: "
+        f"Its last model is ahead of every rival, or level within chance, on {level['all']} of {count['all']} cases: "
         f"on {level['all clients']} of {count['all clients']} where all clients take part, and on {level['a fifth']} "
         f"of {count['a fifth']} with a fifth of them per round" in README
     )
