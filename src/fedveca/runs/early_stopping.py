@@ -35,8 +35,9 @@ class EarlyStopping:
         self.target, self.patience = e.target, e.patience
         self.goal, self.watched = name_goal(e, measure), name_watched(e)
         known = SCHEMA.get(f"test_{measure}")
-        self.better = known.better if known else better
-        if e.target and (known.unit if known else unit) == "share" and not 0 < e.target <= 1:
+        self.better, records = known.better if known else better, list(records)
+        is_share = (known.unit if known else unit) == "share"
+        if e.target and is_share and not 0 < e.target <= 1 and not records:  # a run of before resumes as it was
             raise UserError(
                 f"target={e.target:g} is out of range; allowed for {measure}: (0, 1], where 0.9 means 90 %; 0 is off"
             )

@@ -21,7 +21,7 @@ _command = 0  # in a worker: the process that its folders are locked for
 
 
 def lock_on_behalf_of(process: int) -> None:
-    """Whoever finds a folder locked is told of this process from now on: ending a worker would not end its command."""
+    """Locks name this process from now on, since ending a worker would not end its command."""
     global _command
     _command = process
 

@@ -57,6 +57,8 @@ def test_a_target_that_a_share_cannot_reach_is_rejected(target: float) -> None:
         EarlyStopping(e, "mine", "higher", unit="share")
     EarlyStopping(e, "mine", "higher")  # a number that is not a share
     EarlyStopping(replace(E, target=1.0), "accuracy", None)
+    resumed = EarlyStopping(e, "accuracy", None, [record(0, test_accuracy=0.5)])  # of an older version
+    assert resumed.ended == ("target" if target < 0 else "")
 
 
 def test_patience_counts_rounds_since_the_lowest_loss() -> None:
